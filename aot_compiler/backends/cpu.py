@@ -1,0 +1,105 @@
+"""The CPU back end: XLA:CPU in worker processes, each started with the instruction set that programs may use.
+
+XLA reads the highest instruction set from its flags once, when a process first compiles; the option of a single
+compilation is accepted and ignored. So the workers are started with it, and the parent's flags are left alone.
+"""
+
+import multiprocessing
+import os
+import time
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from types import TracebackType
+
+from aot_compiler.backends.isa import features_beyond, max_isa_flag
+from artifacts.errors import CompileError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompiledProgram:
+    """One entry compiled for a target."""
+
+    program: bytes
+    requires: tuple[str, ...]
+    """CPU features that the program's own instructions need."""
+    seconds: float
+
+
+class CpuBackend:
+    """A pool of compile workers; a context manager.
+
+    Args:
+        isa: highest instruction set, by its name in the configuration.
+        workers: processes; each holds one compilation at a time.
+    """
+
+    suffix = "xla"
+    """Ending of program files."""
+
+    def __init__(self, isa: str, workers: int) -> None:
+        self._isa = isa
+        self._pool = ProcessPoolExecutor(
+            max_workers=workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(max_isa_flag(isa),),
+        )
+
+    def __enter__(self) -> "CpuBackend":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, hlo: bytes, ranks: int) -> Future[CompiledProgram]:
+        """Compile a module in a worker."""
+        return self._pool.submit(_compile, hlo, ranks)
+
+    def result(self, future: Future[CompiledProgram], entry: str) -> CompiledProgram:
+        """The program of ``entry``, or what went wrong in a user's words.
+
+        Raises:
+            CompileError: the worker died, XLA refused the module, or the program needs more than the instruction set.
+        """
+        try:
+            compiled = future.result()
+        except BrokenProcessPool as error:
+            raise CompileError(
+                found=f"the compiler's process died at {entry} (killed, or out of memory)",
+                expected="enough memory for every worker",
+                action="build with fewer --workers",
+            ) from error
+        except RuntimeError as error:
+            raise CompileError(
+                found=f"XLA:CPU refused {entry} ({str(error).splitlines()[0]})",
+                expected="a module that XLA compiles",
+                action="report this with the graph",
+            ) from error
+        beyond = features_beyond(self._isa, compiled.requires)
+        if beyond:
+            raise CompileError(
+                found=f"the program of {entry} uses {', '.join(beyond)}",
+                expected=f"instructions of {self._isa} alone; XLA does not keep to that level on this machine",
+                action="choose a higher target.isa, or build on an older machine",
+            )
+        return compiled
+
+
+def _start_worker(flag: str | None) -> None:
+    """Set XLA's flags before jax is imported in this process."""
+    if flag is not None:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+
+def _compile(hlo: bytes, ranks: int) -> CompiledProgram:
+    from aot_compiler.backends.cpu_instructions import required_cpu_features
+    from aot_compiler.xla import compile_for_cpu
+
+    started = time.perf_counter()
+    program = compile_for_cpu(hlo, ranks)
+    return CompiledProgram(
+        program=program, requires=required_cpu_features(program), seconds=time.perf_counter() - started
+    )

@@ -1,0 +1,96 @@
+"""Typed reading of a Hugging Face ``config.json``, so that a foreign configuration is translated once, at the border."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from artifacts.errors import UnsupportedModelError
+
+_T = TypeVar("_T", int, float, bool, str)
+
+
+class HfConfig:
+    """The keys of one ``config.json``; a missing or mistyped key is an error that names it.
+
+    Args:
+        values: the parsed JSON object.
+        origin: where it came from, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, object], origin: str = "config.json") -> None:
+        self.values = values
+        self.origin = origin
+
+    def optional(self, key: str, kind: type[_T]) -> _T | None:
+        """Value of ``key`` as ``kind``, or None when the key is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise UnsupportedModelError(
+                found=f"{self.origin}: {key} is {value!r}",
+                expected=f"{_NOUNS[kind]}",
+                action=f"correct {key}",
+            )
+        return value
+
+    def get(self, key: str, default: _T) -> _T:
+        """Value of ``key`` in the type of ``default``, which stands when the key is absent or null."""
+        value = self.optional(key, type(default))
+        return default if value is None else value
+
+    def require(self, key: str, kind: type[_T]) -> _T:
+        """Value of ``key`` as ``kind``; its absence is an error."""
+        value = self.optional(key, kind)
+        if value is None:
+            raise UnsupportedModelError(
+                found=f"{self.origin}: no key {key}",
+                expected=_NOUNS[kind],
+                action=f"add {key}, or point to a complete Hugging Face config.json",
+            )
+        return value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        """A positive integer under ``key``."""
+        value = self.require(key, int) if default is None else self.get(key, default)
+        if value <= 0:
+            raise UnsupportedModelError(
+                found=f"{self.origin}: {key} is {value}", expected="a positive integer", action=f"correct {key}"
+            )
+        return value
+
+    def choice(self, key: str, default: str, choices: Sequence[str], action: str) -> str:
+        """A string under ``key`` that must be one of ``choices``."""
+        value = self.get(key, default)
+        if value not in choices:
+            raise UnsupportedModelError(
+                found=f"{self.origin}: {key} is {value!r}", expected=f"one of {', '.join(choices)}", action=action
+            )
+        return value
+
+    def section(self, key: str) -> "HfConfig | None":
+        """The mapping under ``key``, or None."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise UnsupportedModelError(
+                found=f"{self.origin}: {key} is {value!r}", expected="a mapping", action=f"correct {key}"
+            )
+        return HfConfig(value, f"{self.origin}: {key}")
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """Token ids under ``key``: an integer, a list of integers, or nothing."""
+        value = self.values.get(key)
+        ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
+        if not all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in ids):
+            raise UnsupportedModelError(
+                found=f"{self.origin}: {key} is {value!r}",
+                expected="a token id or a list of token ids",
+                action=f"correct {key}",
+            )
+        return tuple(ids)
+
+
+_NOUNS: Mapping[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}

@@ -1,0 +1,107 @@
+"""``LLM``: prompts in, tokens out. The reader's way into the runtime: load, check prompts, run the engine, return outputs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.engine import Engine
+from runtime.outputs import RequestOutput
+from runtime.program import load
+from runtime.prompts import parse_prompt, parse_token_ids
+from runtime.sampling import SamplingParams
+from runtime.tokenizer import Tokenizer
+
+
+class LLM:
+    """A loaded artifact, ready to generate.
+
+    Args:
+        path: the artifact's folder.
+        layout: name of the layout; may be left out where there is only one.
+        preload: load every program before returning, and not on first need.
+        warmup: preload, then run one dummy step of each entry.
+        verify: read every file and compare digests first.
+        threads: size of XLA's thread pool; None takes the cores that this process may use.
+
+    Raises:
+        ArtifactError: the artifact is missing, unfinished, corrupt, or for another machine.
+        LayoutNotFoundError: it does not hold the layout.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        layout: str | None = None,
+        *,
+        preload: bool = False,
+        warmup: bool = False,
+        verify: bool = False,
+        threads: int | None = None,
+    ) -> None:
+        self.program = load(path, layout, preload=preload, warmup=warmup, verify=verify, threads=threads)
+        self.tokenizer = Tokenizer.load(self.program.artifact.root / "tokenizer")
+        self._engine = Engine(self.program, self.tokenizer)
+        self._requests = 0
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """The program's counts and load times; see ``Program.stats``."""
+        return self.program.stats
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together: the largest context bucket."""
+        return self._engine.builder.longest
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for a batch of prompts.
+
+        Args:
+            prompts: one prompt or a list: a string, a list of ids, or a mapping with ``prompt``, ``prompt_token_ids``,
+                ``prompt_embeds`` ([n, H] rows of any float dtype), or ``prompt_token_ids``, ``prompt_embeds`` and
+                ``prompt_is_token_ids`` (True takes the id) together.
+            sampling_params: one for all, or one for each.
+
+        Returns:
+            One output for each prompt, in order.
+
+        Raises:
+            RequestError: a prompt or parameter is at fault; nothing was run, and the next call is not affected.
+        """
+        batch = _as_batch(prompts)
+        params = _as_params(sampling_params, len(batch))
+        parsed = [self._parse(prompt) for prompt in batch]
+        ids = [str(self._requests + i) for i in range(len(batch))]
+        self._requests += len(batch)
+        try:
+            for request_id, prompt, own in zip(ids, parsed, params, strict=True):
+                self._engine.add(request_id, prompt, own)
+            outputs = {output.request_id: output for output in self._engine.run()}
+        finally:
+            self._engine.clear()
+        return [outputs[request_id] for request_id in ids]
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams | None = None
+    ) -> list[RequestOutput]:
+        """Render a conversation with the model's chat template and generate the next turn."""
+        return self.generate({"prompt": self._tokenizer().apply_chat_template(messages)}, sampling_params)
+
+    def embed(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The model's own embedding rows of ``token_ids``, [n, H] in the model dtype.
+
+        Raises:
+            PromptError: an id out of range.
+        """
+        ids = parse_token_ids(token_ids, vocab_size=self.program.model.vocab_size)
+        return self.program.embedding_table[ids]
+
+    def close(self) -> None:
+        """Stop loading in the background."""
+        self.program.close()
