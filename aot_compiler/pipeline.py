@@ -13,7 +13,7 @@ from aot_compiler.backends.cpu import CompiledProgram, CpuBackend
 from aot_compiler.config import LoadedConfig, dump_config
 from aot_compiler.lowering import LoweredEntry, lower
 from aot_compiler.plan import CompilePlan, LayoutPlan, make_plan
-from aot_compiler.tokenizer import TokenizerFiles, from_gguf, from_hf_folder
+from aot_compiler.tokenizer import tokenizer_files
 from aot_compiler.trace import trace
 from aot_compiler.weights import check_weights, pack_weights
 from artifacts.cpu import machine_architecture
@@ -30,7 +30,6 @@ from artifacts.manifest import (
     WeightRecord,
 )
 from artifacts.writer import ArtifactWriter
-from model_defs.checkpoint import Checkpoint, GgufTokenizer, HfTokenizerFiles
 
 Stage = Literal["trace", "lower", "compile", "weights", "tokenizer", "write"]
 TOOLCHAIN = ("aot-compiler", "torch", "jax", "jaxlib")
@@ -150,21 +149,11 @@ def _add_tokenizer(plan: CompilePlan, writer: ArtifactWriter, report: Report) ->
     if plan.checkpoint is None:
         return
     started = time.perf_counter()
-    tokenizer = _tokenizer_files(plan.checkpoint)
+    tokenizer = tokenizer_files(plan.checkpoint.tokenizer)
     for name, data in tokenizer.files.items():
         writer.add_bytes(f"tokenizer/{name}", data)
     seconds = time.perf_counter() - started
     report(Progress(stage="tokenizer", entry="", seconds=seconds, warning="; ".join(tokenizer.warnings)))
-
-
-def _tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
-    match checkpoint.tokenizer:
-        case HfTokenizerFiles(folder=folder):
-            return from_hf_folder(folder)
-        case GgufTokenizer(path=path):
-            return from_gguf(path)
-        case None:
-            return TokenizerFiles(files={}, warnings=())
 
 
 def _manifest(

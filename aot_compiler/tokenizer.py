@@ -35,7 +35,8 @@ class TokenizerFiles:
     - ``tokenizer.json``: for the ``tokenizers`` library.
     - ``chat_template.jinja``: only where the checkpoint has one.
     - ``tokenizer_config.json``: an object with ``bos_token``, ``eos_token``, ``unk_token``, ``pad_token`` (strings) and
-      ``add_bos_token`` (bool), each only where the checkpoint states it.
+      ``add_bos_token`` (bool), each only where the checkpoint states it. What is put in front of a text is up to the
+      post-processor in ``tokenizer.json``; from GGUF, ``add_bos_token`` is always there and agrees with it.
     """
     warnings: tuple[str, ...]
     """One line each, worded as errors are: ``<what was found>; expected <rule or list>; <what to do>``."""
@@ -145,7 +146,7 @@ def from_gguf(path: Path) -> TokenizerFiles:
     ]
     repeated = [token for token, count in Counter(vocabulary.tokens).items() if count > 1]
     if repeated:
-        found = f"{path}: tokens that occur more than once: {', '.join(map(repr, repeated))}"
+        found = f"{path}: {len(repeated)} repeated tokens, {repeated[0]!r} first"
         warnings.append(_line(found, "each token once", "text gives the last id of each, the other ids give no text"))
 
     _add_tokens(tokenizer, vocabulary, specials)

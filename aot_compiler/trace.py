@@ -1,11 +1,12 @@
 """From a backbone to ATen graphs: the prologue, each kind of layer once, the epilogue.
 
 A ``Segment`` is one traced piece; a ``TracedEntry`` says which segments run in which order on which values. Values are
-known by name: the entry's inputs, ``layers.{i}.k`` and ``layers.{i}.v``, checkpoint names of parameters, ``hidden``, and
-the fields of the context that all layers share.
+known by name: the entry's inputs, ``layers.{i}.k`` and ``layers.{i}.v``, checkpoint names of parameters, ``hidden``,
+and the fields of the context that all layers share.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import annotate, preserve_node_meta
 
 from artifacts.signature import EntrySignature, TensorSpec
 from model_defs.step import Backbone, StepInputs
@@ -32,6 +34,7 @@ class Segment:
     kind: str
     """"prologue", "epilogue", or the kind of a layer."""
     graph: fx.GraphModule
+    """Each node bears, as ``meta["custom"]["module"]``, the path of the submodule that called its operator."""
     inputs: tuple[str, ...]
     """Names of the placeholders, relative to the call's scope where they are parameters or caches of a layer."""
     outputs: tuple[str, ...]
@@ -122,14 +125,34 @@ def trace(
     last_names = ["hidden", *(name for name in step_names if name == "output_positions"), *outer]
     last = _segment("epilogue", backbone, epilogue, outer, {name: values[name] for name in last_names})
     calls.append(Call(segment=last, scope="", inputs=last.inputs, outputs=last.outputs))
-    return TracedEntry(
-        signature=signature, caches=tuple(caches), parameters=tuple(parameters), calls=tuple(calls)
-    )
+    return TracedEntry(signature=signature, caches=tuple(caches), parameters=tuple(parameters), calls=tuple(calls))
 
 
 def _layer_scopes(backbone: Backbone) -> list[str]:
     paths = {id(module): path for path, module in backbone.named_modules()}
     return [paths[id(layer)] for layer in backbone.layers]
+
+
+@contextmanager
+def _noting_modules(module: nn.Module) -> Iterator[None]:
+    """Note on every node traced meanwhile which submodule of ``module`` called its operator, as a path below it."""
+    entered: list[ExitStack] = []
+
+    def enter(path: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            entered.append(ExitStack())
+            entered[-1].enter_context(annotate({"module": path}))
+
+        return hook
+
+    def leave(*_: object) -> None:
+        entered.pop().close()
+
+    with ExitStack() as handles, preserve_node_meta():
+        for path, submodule in module.named_modules():
+            handles.callback(submodule.register_forward_pre_hook(enter(path)).remove)
+            handles.callback(submodule.register_forward_hook(leave, always_call=True).remove)
+        yield
 
 
 class _Bound(nn.Module):
@@ -161,8 +184,8 @@ def _segment(
         outputs[:] = result
         return list(result.values())
 
-    with torch.no_grad():
-        graph = make_fx(run, decomposition_table=core_aten_decompositions())(*arguments.values())
+    with torch.no_grad(), _noting_modules(module):
+        graph = make_fx(run, decomposition_table=core_aten_decompositions().materialize())(*arguments.values())
     _restore_linear(graph)
     used = []
     for name, node in zip(arguments, graph.graph.find_nodes(op="placeholder"), strict=True):
@@ -177,11 +200,11 @@ def _segment(
 def _outputs(segment: Segment) -> dict[str, Tensor]:
     (nodes,) = segment.graph.graph.output_node().args
     assert isinstance(nodes, list | tuple)
-    return {name: node.meta["val"] for name, node in zip(segment.outputs, nodes, strict=True)}  # type: ignore[union-attr]
+    return {name: node.meta["val"] for name, node in zip(segment.outputs, nodes, strict=True)}
 
 
 def _restore_linear(module: fx.GraphModule) -> None:
-    """Put ``aten.linear`` back where tracing left a transposed weight and a product: one dot, no transpose in the HLO."""
+    """Put ``aten.linear`` back where tracing left a transposed weight and a product: one dot, no transpose in HLO."""
     aten = torch.ops.aten
     for node in module.graph.nodes:
         bias, args = ((), node.args) if node.target is aten.mm.default else (node.args[:1], node.args[1:])

@@ -1,4 +1,4 @@
-"""Text of a growing output: no half characters, no part of a stop string, and at the end what decoding at once gives."""
+"""Text of a growing output: no half characters, no part of a stop string, and in the end that of all tokens at once."""
 
 from collections.abc import Sequence
 

@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from artifacts.errors import RequestError
 from runtime.batch import CachedSequence, StepBuilder
 from runtime.blocks import BlockPool
 from runtime.detokenizer import Detokenizer
-from runtime.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from runtime.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
 from runtime.program import Program
 from runtime.prompts import Prompt
 from runtime.sampling import SampledToken, SamplingParams, sample
 from runtime.tokenizer import Tokenizer
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """One request in the engine."""
 
@@ -31,13 +32,16 @@ class Request:
     params: SamplingParams
     seed: int
     detokenizer: Detokenizer | None
-    arrived: float = field(default_factory=time.perf_counter)
     sequence: CachedSequence | None = None
+    """None until the request is admitted."""
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     cumulative_logprob: float = 0.0
-    first_token: float | None = None
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: RequestError | None = None
+    arrival_time: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
 
 
 class Engine:
@@ -101,48 +105,83 @@ class Engine:
             self._take(request, logits_1V[0])
 
     def _take(self, request: Request, logits_V: np.ndarray) -> None:
-        """Sample the next token and see whether it is the last."""
+        """Sample the next token and see whether it is the last. Logits that are not finite end this request alone."""
         sequence, params = _sequence(request), request.params
-        sampled = sample(logits_V, params, seed=request.seed, position=sequence.length)
+        try:
+            sampled = sample(logits_V, params, seed=request.seed, position=sequence.length)
+        except RequestError as error:
+            request.finish_reason, request.error = "error", error
+            return
         if request.first_token is None:
             request.first_token = time.perf_counter()
         sequence.output_ids.append(sampled.token_id)
-        request.cumulative_logprob += sampled.logprob
-        if params.logprobs is not None:
+        if sampled.logprob is not None:
+            request.cumulative_logprob += sampled.logprob
             request.logprobs.append(self._logprobs(sampled))
-        stopped_by = request.detokenizer.push(sampled.token_id) if request.detokenizer else None
+        stop_string = request.detokenizer.push(sampled.token_id) if request.detokenizer else None
         if sampled.token_id in self.program.model.eos_token_ids and not params.ignore_eos:
             request.finish_reason = "stop"
         elif sampled.token_id in params.stop_token_ids:
             request.finish_reason, request.stop_reason = "stop", sampled.token_id
-        elif stopped_by is not None:
-            request.finish_reason, request.stop_reason = "stop", stopped_by
+        elif stop_string is not None:
+            request.finish_reason, request.stop_reason = "stop", stop_string
         elif len(sequence.output_ids) >= params.max_tokens or sequence.length >= self.builder.longest:
             request.finish_reason = "length"
 
     def _logprobs(self, sampled: SampledToken) -> dict[int, Logprob]:
         return {
             token_id: Logprob(
-                logprob=logprob,
-                rank=rank,
+                logprob=ranked.logprob,
+                rank=ranked.rank,
                 decoded_token=self.tokenizer.decode([token_id], skip_special_tokens=False) if self.tokenizer else None,
             )
-            for token_id, (logprob, rank) in sampled.top_logprobs.items()
+            for token_id, ranked in sampled.top_logprobs.items()
         }
 
     def _finished(self) -> Iterator[RequestOutput]:
-        finished = [request for request in self._running if request.finish_reason]
+        """Take out the requests that have ended, and free their blocks before anyone sees an output."""
+        ended = [request for request in self._running if request.finish_reason]
         self._running = [request for request in self._running if not request.finish_reason]
-        for request in finished:
+        for request in ended:
             self.pool.release(_sequence(request).blocks)
-        for request in finished:
+        for request in ended:
             yield _output(request)
 
 
 def _sequence(request: Request) -> CachedSequence:
-    assert request.sequence is not None
+    assert request.sequence is not None, "not admitted"
     return request.sequence
 
 
 def _output(request: Request) -> RequestOutput:
-    raise NotImplementedError
+    detokenizer, output_ids = request.detokenizer, _sequence(request).output_ids
+    text, stop_string = "", None
+    if detokenizer is not None:
+        stop_string = detokenizer.finish()
+        text = detokenizer.text
+    if stop_string is not None and request.finish_reason == "length":
+        request.finish_reason, request.stop_reason = "stop", stop_string  # it was held back until the end
+    completion = CompletionOutput(
+        index=0,
+        text=text,
+        token_ids=list(output_ids),
+        cumulative_logprob=None if request.params.logprobs is None else request.cumulative_logprob,
+        logprobs=None if request.params.logprobs is None else request.logprobs,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+    )
+    return RequestOutput(
+        request_id=request.request_id,
+        prompt=request.prompt.text,
+        prompt_token_ids=request.prompt.reported_ids,
+        outputs=[completion],
+        finished=True,
+        error=request.error,
+        metrics=RequestMetrics(
+            arrival_time=request.arrival_time,
+            time_to_first_token=None if request.first_token is None else request.first_token - request.started,
+            total_time=time.perf_counter() - request.started,
+            prefill_tokens=len(request.prompt.token_ids),
+            output_tokens=len(output_ids),
+        ),
+    )

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from artifacts.errors import PromptError, SamplingParamsError
+from artifacts.signature import DTYPES
 from runtime.engine import Engine
 from runtime.outputs import RequestOutput
 from runtime.program import load
-from runtime.prompts import parse_prompt, parse_token_ids
+from runtime.prompts import Prompt, parse_prompt
 from runtime.sampling import SamplingParams
 from runtime.tokenizer import Tokenizer
 
@@ -91,7 +93,15 @@ class LLM:
         self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams | None = None
     ) -> list[RequestOutput]:
         """Render a conversation with the model's chat template and generate the next turn."""
-        return self.generate({"prompt": self._tokenizer().apply_chat_template(messages)}, sampling_params)
+        if self.tokenizer is None:
+            raise PromptError(
+                found="a conversation for an artifact without a tokenizer",
+                expected="token ids or embeddings",
+                action="rebuild from a checkpoint with a tokenizer, or render the conversation yourself",
+            )
+        text = self.tokenizer.apply_chat_template(messages)
+        ids = self.tokenizer.encode(text, add_special_tokens=False)  # the template has written them
+        return self.generate({"prompt_token_ids": ids}, sampling_params)
 
     def embed(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """The model's own embedding rows of ``token_ids``, [n, H] in the model dtype.
@@ -105,3 +115,37 @@ class LLM:
     def close(self) -> None:
         """Stop loading in the background."""
         self.program.close()
+
+    def _parse(self, prompt: object) -> Prompt:
+        model = self.program.model
+        return parse_prompt(
+            prompt,
+            hidden_size=model.hidden_size,
+            vocab_size=model.vocab_size,
+            dtype=DTYPES[model.dtype],
+            tokenizer=self.tokenizer,
+            max_length=self.max_model_len,
+        )
+
+
+def _as_batch(prompts: Any) -> list[Any]:
+    """A list of prompts; a string, a mapping and a list of ids are each one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, np.ndarray) or (prompts and all(isinstance(item, int | np.integer) for item in prompts)):
+        return [prompts]
+    return list(prompts)
+
+
+def _as_params(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * count
+    if len(sampling_params) != count:
+        raise SamplingParamsError(
+            found=f"{len(sampling_params)} sampling parameters for {count} prompts",
+            expected="one for all, or one for each",
+            action="pass as many as there are prompts",
+        )
+    return sampling_params

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["stop", "length"]
-"""``stop``: an end-of-sequence token, stop token or stop string; ``length``: ``max_tokens`` or the longest sequence."""
+from artifacts.errors import RequestError
+
+FinishReason = Literal["stop", "length", "error"]
+"""``stop``: an end-of-sequence token, stop token or stop string; ``length``: ``max_tokens`` or the longest sequence;
+``error``: the request alone failed, and ``RequestOutput.error`` says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,4 +69,6 @@ class RequestOutput:
     """One for each prompt row: its token id, or None where the row is an embedding."""
     outputs: list[CompletionOutput]
     finished: bool
+    error: RequestError | None
+    """What ended the request early, where something did; its neighbours were not affected."""
     metrics: RequestMetrics

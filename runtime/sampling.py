@@ -22,6 +22,7 @@ GREEDY_BELOW = 1e-5
 
 _ANY = 2**63 - 1
 _SMALLEST, _LARGEST = 5e-324, sys.float_info.max  # the float64 next to 0, and the last before infinity
+_HOTTEST = 1e38  # as uniform as float32 can be; beyond its range -inf / inf would be NaN
 _FIRST_GUESS = 64  # top-p rarely keeps more tokens than this, and a partial sort of so few is cheap
 _GROWTH = 8
 
@@ -103,8 +104,8 @@ def _optional(name: str, value: object, rule: str, most: int, absent: str) -> in
 
 
 def _number(name: str, value: object, rule: str, least: float, most: float, action: str) -> float:
-    number = value if isinstance(value, int | float | np.integer | np.floating) else math.nan
-    if isinstance(value, bool) or not least <= number <= most:  # NaN is in no range
+    number = value.item() if isinstance(value, np.integer | np.floating) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= most:
         raise SamplingParamsError(found=f"{name} is {_shown(value)}", expected=rule, action=action)
     return float(number)
 
@@ -146,7 +147,7 @@ def _members(name: str, value: object, rule: str) -> tuple[object, ...]:
 
 def _shown(value: object) -> str:
     """A value in one short line."""
-    return reprlib.repr(value).replace("\n", " ")
+    return " ".join(reprlib.repr(value).split())
 
 
 class RankedLogprob(NamedTuple):
@@ -206,9 +207,10 @@ def _uniform(seed: int, position: int) -> float:
 def _draw(logits_V: np.ndarray, params: SamplingParams, uniform: float) -> int:
     """Invert the cumulative distribution, over ids in rising order so that filters that keep all change nothing."""
     kept_K = best_ids(logits_V, params.top_k) if 0 < params.top_k < len(logits_V) else None
+    temperature = np.float32(min(params.temperature, _HOTTEST))
     with np.errstate(over="ignore", under="ignore"):  # a difference may reach -inf, whose weight is 0
         logits_K = logits_V if kept_K is None else logits_V[kept_K]
-        weights_K = np.exp((logits_K - logits_K.max()) / np.float32(params.temperature))
+        weights_K = np.exp((logits_K - logits_K.max()) / temperature)
     if params.top_p < 1:
         kept_K, weights_K = _nucleus(logits_V, kept_K, weights_K, params.top_p)
     if kept_K is not None:
