@@ -77,7 +77,10 @@ def build(
         check_weights(plan.checkpoint, plan.backbone, plan.layouts[0].parameters)
     target = plan.config.target
     cores = len(os.sched_getaffinity(0))
-    with ArtifactWriter(output or Path(plan.config.output)) as writer, CpuBackend(target.isa, workers or cores) as backend:
+    with (
+        ArtifactWriter(output or Path(plan.config.output)) as writer,
+        CpuBackend(target.isa, workers or cores) as backend,
+    ):
         lowered = [(layout, _lower_layout(layout, plan, writer, backend, report)) for layout in plan.layouts]
         weights = _pack_weights(plan, writer, report) if with_weights else None
         layouts = tuple(_finish_layout(layout, entries, writer, backend, report) for layout, entries in lowered)
@@ -181,9 +184,7 @@ def _manifest(
         target=TargetRecord(
             platform=config.target.platform, architecture=machine_architecture(), isa=config.target.isa
         ),
-        kv_cache=KvCacheRecord(
-            block_size=config.kv_cache.block_size, blocks=plan.blocks, dtype=config.cache_dtype
-        ),
+        kv_cache=KvCacheRecord(block_size=config.kv_cache.block_size, blocks=plan.blocks, dtype=config.cache_dtype),
         layouts=layouts,
         weights=weights,
         files=dict(writer.files),

@@ -185,7 +185,8 @@ def _segment(
         return list(result.values())
 
     with torch.no_grad(), _noting_modules(module):
-        graph = make_fx(run, decomposition_table=core_aten_decompositions().materialize())(*arguments.values())
+        decompositions = core_aten_decompositions()
+        graph = make_fx(run, decomposition_table=decompositions)(*arguments.values())  # type: ignore[arg-type]
     _restore_linear(graph)
     used = []
     for name, node in zip(arguments, graph.graph.find_nodes(op="placeholder"), strict=True):

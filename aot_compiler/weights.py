@@ -39,7 +39,8 @@ def pack_weights(
     read = functools.partial(_read, checkpoint, {spec.name: spec for spec in parameters})
     records = {}
     for specs in _files(parameters):
-        file = writer.add_stream("weights/{sha256}.safetensors", lambda out, specs=specs: write_tensors(out, specs, read))
+        write = functools.partial(write_tensors, specs=specs, read=read)
+        file = writer.add_stream("weights/{sha256}.safetensors", write)
         records.update({spec.name: WeightRecord(file=file, shape=spec.shape, dtype=spec.dtype) for spec in specs})
     return records
 

@@ -1,7 +1,7 @@
-"""The one module of the compiler that touches jax internals: from a function of jax values to HLO, from HLO to a program.
+"""The one module of the compiler that touches jax internals: from jax functions to HLO, from HLO to programs.
 
-Private names of jax and jaxlib move between releases: jax is pinned in pyproject.toml, and tests/aot_compiler/test_xla.py
-fails when one of them has moved.
+Private names of jax and jaxlib move between releases: jax is pinned in pyproject.toml, and
+tests/aot_compiler/test_xla.py fails when one of them has moved.
 """
 
 from collections.abc import Callable, Sequence

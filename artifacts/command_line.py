@@ -14,14 +14,23 @@ def run(command: Callable[[], object]) -> NoReturn:
     Exit codes: 0 success, 1 a failed check, 2 a user's mistake, 3 complete but for an absent tool, 130 interrupted.
     """
     try:
+        ending = _ending(command)
+        sys.stdout.flush()  # here and not at exit, where a closed pipe could no longer be met
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that exit does not write there again
+        ending = SystemExit(1)
+    raise ending
+
+
+def _ending(command: Callable[[], object]) -> SystemExit:
+    try:
         command()
     except AotError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        return SystemExit(error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that exit does not write there again
-        sys.exit(1)
-    sys.exit(0)
+        return SystemExit(130)
+    except SystemExit as ending:
+        return ending
+    return SystemExit(0)

@@ -57,7 +57,9 @@ class AotError(Exception):
 class ConfigError(AotError):
     """The YAML file or an override is at fault; ``faults`` holds every fault found, not only the first."""
 
-    def __init__(self, faults: "list[ConfigError] | None" = None, *, found: str = "", expected: str = "", action: str = ""):
+    def __init__(
+        self, faults: "list[ConfigError] | None" = None, *, found: str = "", expected: str = "", action: str = ""
+    ):
         super().__init__(found, expected, action)
         self.faults: list[ConfigError] = faults or [self]
 

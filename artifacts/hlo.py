@@ -1,7 +1,7 @@
 """The HLO module on disk: the part of XLA's ``HloModuleProto`` that this project reads and writes.
 
 Only the fields below are declared; all others survive a round trip as unknown fields. Field numbers are those of XLA's
-``xla/service/hlo.proto`` and ``xla/xla_data.proto``, which are stable: serialised modules are exchanged between releases.
+``xla/service/hlo.proto`` and ``xla/xla_data.proto``, which are stable: releases exchange serialised modules.
 """
 
 from collections.abc import Iterator

@@ -1,12 +1,12 @@
-"""The manifest: everything that an artifact says of itself. One type each, used by compiler, runtime and tools alike."""
+"""The manifest: all that an artifact says of itself. One type each, used by compiler, runtime and tools alike."""
 
 import hashlib
-from typing import Any
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from artifacts.errors import CorruptArtifactError, FormatVersionError
-from artifacts.signature import EntrySignature, TensorSpec
+from artifacts.signature import EntrySignature, Positive, TensorSpec, check_dtype, check_shape
 
 FORMAT_VERSION = 1
 """Format that this package writes, and the only one that it reads. See artifacts/FORMAT.md for what changes it."""
@@ -14,12 +14,15 @@ FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 64 * 2**20
 """A manifest above this size is refused unread."""
 
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Size and digest of one file."""
 
-    size: int
-    sha256: str
+    size: Natural
+    sha256: Sha256
 
 
 class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,11 +46,11 @@ class LayoutRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One way to spread the model over ranks."""
 
     name: str
-    ranks: int
+    ranks: Positive
     caches: tuple[TensorSpec, ...]
-    """``layers.0.k``, ``layers.0.v``, ``layers.1.k``, ...: shapes of one rank, in the order of the graphs' parameters."""
+    """``layers.0.k``, ``layers.0.v``, ``layers.1.k``, ...: shapes of one rank, in the graphs' order."""
     parameters: tuple[TensorSpec, ...]
-    """Weights, in checkpoint names: shapes of one rank, in the order of the graphs' parameters."""
+    """Weights, in checkpoint names: shapes of one rank, in the graphs' order, after the caches."""
     entries: tuple[EntryRecord, ...]
 
 
@@ -58,6 +61,10 @@ class WeightRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shape: tuple[int, ...]
     dtype: str
 
+    def __post_init__(self) -> None:
+        check_dtype(self.dtype)
+        check_shape(self.shape)
+
 
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the runtime must know of the model."""
@@ -67,24 +74,30 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: str
     """What the checkpoint was called in the configuration."""
     dtype: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    max_position_embeddings: int
+    vocab_size: Positive
+    hidden_size: Positive
+    num_layers: Positive
+    max_position_embeddings: Positive
     embedding: str
     """Name of the parameter whose rows are the model's embeddings."""
-    eos_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[Natural, ...]
     """Ids that end a generation."""
+
+    def __post_init__(self) -> None:
+        check_dtype(self.dtype)
 
 
 class KvCacheRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The paged cache."""
 
-    block_size: int
+    block_size: Positive
     """Tokens in a block."""
-    blocks: int
+    blocks: Positive
     """Blocks in the pool, the null block 0 included."""
     dtype: str
+
+    def __post_init__(self) -> None:
+        check_dtype(self.dtype)
 
 
 class TargetRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,8 +144,13 @@ def _canonical(manifest: Manifest) -> bytes:
 
 
 class _VersionOnly(msgspec.Struct):
+    """What every format version keeps: a newer manifest is told by its version, whatever fields it has come to hold."""
+
     format_version: int
     self_digest: str
+
+
+_Kind = TypeVar("_Kind", _VersionOnly, Manifest)
 
 
 def read_format_version(data: bytes, origin: str) -> int:
@@ -141,7 +159,7 @@ def read_format_version(data: bytes, origin: str) -> int:
     Raises:
         CorruptArtifactError: not a manifest of any version.
     """
-    return int(_decode(data, _VersionOnly, origin).format_version)
+    return _decode(data, _VersionOnly, origin).format_version
 
 
 def decode_manifest(data: bytes, origin: str) -> Manifest:
@@ -172,10 +190,10 @@ def decode_manifest(data: bytes, origin: str) -> Manifest:
     return manifest
 
 
-def _decode(data: bytes, kind: type[Any], origin: str) -> Any:
+def _decode(data: bytes, kind: type[_Kind], origin: str) -> _Kind:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptArtifactError(
             found=f"{origin} is not a manifest ({error})",
             expected="the JSON that artifacts/FORMAT.md describes",

@@ -1,7 +1,8 @@
-"""Weights on disk: safetensors files whose tensors all start at a multiple of 64 bytes, so that they map without a copy.
+"""Weights on disk: safetensors files whose tensors start at a multiple of 64 bytes, so that they map without a copy.
 
-The format (8 bytes of header length, a JSON header, the tensors back to back) allows no holes; alignment therefore comes
-from a header padded with spaces and from ``__pad`` tensors after those of odd sizes. Any safetensors reader can read them.
+The format (8 bytes of header length, a JSON header, the tensors back to back) allows no holes; alignment therefore
+comes from a header padded with spaces and from ``__pad`` tensors after those of odd sizes. Any safetensors reader can
+read them.
 """
 
 import hashlib
@@ -21,7 +22,10 @@ from artifacts.signature import TensorSpec
 ALIGNMENT = 64
 """XLA:CPU takes a host buffer without a copy when it starts at a multiple of this."""
 
-_SAFETENSORS_DTYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16"}
+MAX_HEADER_BYTES = 100_000_000
+"""A longer header is refused unread. The safetensors library has the same limit."""
+
+_SAFETENSORS_DTYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "int32": "I32", "bool": "BOOL"}
 _HEADER_LENGTH_BYTES = 8
 _PAD = "__pad"
 
@@ -55,18 +59,20 @@ def write_tensors(file: BinaryIO, specs: Sequence[TensorSpec], read: Callable[[s
 
     write(header)
     for spec, padding in zip(specs, paddings, strict=True):
-        tensor = np.ascontiguousarray(read(spec.name))
+        tensor = np.asarray(read(spec.name), order="C")
         assert (tensor.shape, tensor.dtype) == (spec.shape, spec.numpy_dtype), spec
-        write(memoryview(tensor.reshape(-1).view(np.uint8)))
+        write(tensor.reshape(-1).view(np.uint8).data)
         write(bytes(padding))
     return FileRecord(size=size, sha256=digest.hexdigest())
 
 
 def _header(specs: Iterable[TensorSpec]) -> tuple[bytes, list[int]]:
     entries: dict[str, _TensorEntry] = {}
-    paddings = []
+    paddings: list[int] = []
     offset = 0
     for spec in specs:
+        if spec.name in entries:
+            raise ValueError(f"tensor {spec.name} is given twice")
         end = offset + spec.nbytes
         entries[spec.name] = _TensorEntry(_SAFETENSORS_DTYPES[spec.dtype], spec.shape, (offset, end))
         padding = -end % ALIGNMENT
@@ -80,32 +86,58 @@ def _header(specs: Iterable[TensorSpec]) -> tuple[bytes, list[int]]:
 
 
 def map_tensors(path: Path, expected: Iterable[TensorSpec]) -> dict[str, np.ndarray]:
-    """Map a weights file read-only and return a view of each expected tensor; no page is read but the header's.
+    """Map a weights file read-only and return a view of each expected tensor; no byte is read but the header's.
 
     Raises:
-        CorruptArtifactError: the header does not parse, or disagrees with what the manifest expects.
+        CorruptArtifactError: the file cannot be read, its header does not parse or describes another file, or it
+            disagrees with what the manifest expects.
     """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size > _HEADER_LENGTH_BYTES else b""
-    start = _HEADER_LENGTH_BYTES + int.from_bytes(mapped[:_HEADER_LENGTH_BYTES], "little")
     try:
-        if not _HEADER_LENGTH_BYTES < start <= size:
-            raise ValueError("header length")
-        entries = msgspec.json.decode(mapped[_HEADER_LENGTH_BYTES:start], type=dict[str, _TensorEntry])
-        tensors = {}
-        for spec in expected:
-            entry = entries[spec.name]
-            begin, end = entry.data_offsets
-            described = (entry.dtype, entry.shape, end - begin)
-            if described != (_SAFETENSORS_DTYPES[spec.dtype], spec.shape, spec.nbytes) or not 0 <= begin <= size - start:
-                raise ValueError(spec.name)
-            flat = np.frombuffer(mapped, spec.numpy_dtype, count=spec.nbytes // spec.numpy_dtype.itemsize, offset=start + begin)
-            tensors[spec.name] = flat.reshape(spec.shape)
-    except (msgspec.MsgspecError, ValueError, KeyError) as error:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start, entries = _read_header(file, size)
+            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        return {spec.name: _view(mapped, start, entries, spec) for spec in expected}
+    except OSError as error:
+        raise CorruptArtifactError(
+            found=f"{path.name} cannot be read ({error.strerror or error})",
+            expected="a weights file that this user may read",
+            action="check its permissions and its disk, or restore the file",
+        ) from error
+    except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptArtifactError(
             found=f"{path.name}: its header disagrees with the manifest ({error})",
             expected="the safetensors file that the manifest lists",
             action="restore the file or rebuild the artifact",
         ) from error
-    return tensors
+
+
+def _read_header(file: BinaryIO, size: int) -> tuple[int, dict[str, _TensorEntry]]:
+    """Where the tensors start in the file, and the header's entries, which must cover the rest of it once."""
+    length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
+    start = _HEADER_LENGTH_BYTES + length
+    if not 0 < length <= MAX_HEADER_BYTES or start > size or start % ALIGNMENT:
+        raise ValueError(f"header of {length} bytes in a file of {size}")
+    entries = msgspec.json.decode(file.read(length), type=dict[str, _TensorEntry])
+    position = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        begin, end = entry.data_offsets
+        if begin != position or end < begin:
+            raise ValueError(f"{name!r} is at {begin} to {end}, after one that ends at {position}")
+        position = end
+    if start + position != size:
+        raise ValueError(f"tensors end at {start + position} in a file of {size} bytes")
+    return start, entries
+
+
+def _view(mapped: mmap.mmap, start: int, entries: Mapping[str, _TensorEntry], spec: TensorSpec) -> np.ndarray:
+    entry = entries.get(spec.name)
+    if entry is None:
+        raise ValueError(f"no tensor {spec.name}")
+    begin, end = entry.data_offsets
+    if (entry.dtype, entry.shape, end - begin) != (_SAFETENSORS_DTYPES[spec.dtype], spec.shape, spec.nbytes):
+        raise ValueError(f"{spec.name} is {entry.dtype} {list(entry.shape)} in {end - begin} bytes, not {spec}")
+    if begin % ALIGNMENT:
+        raise ValueError(f"{spec.name} starts at {begin}, no multiple of {ALIGNMENT}")
+    count = spec.nbytes // spec.numpy_dtype.itemsize
+    return np.frombuffer(mapped, spec.numpy_dtype, count=count, offset=start + begin).reshape(spec.shape)

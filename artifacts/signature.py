@@ -3,8 +3,9 @@
 Declared once, here: the compiler makes it, the manifest stores it, the runtime checks its inputs against it.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import ml_dtypes
 import msgspec
@@ -20,6 +21,29 @@ DTYPES: Mapping[str, np.dtype] = {
 }
 """Every dtype of a graph's boundary, by the name that manifests use."""
 
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+"""An integer above zero; checked when a manifest is read."""
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse a dtype that is not in ``DTYPES``.
+
+    Raises:
+        ValueError: names those that are.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+
+
+def check_shape(shape: tuple[int, ...]) -> None:
+    """Refuse a shape with an extent that is not positive.
+
+    Raises:
+        ValueError: shows the shape.
+    """
+    if any(extent <= 0 for extent in shape):
+        raise ValueError(f"shape {list(shape)} has an extent that is not positive")
+
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Name, shape and dtype of one tensor at a graph's boundary."""
@@ -29,10 +53,8 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dtype: str
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r}; expected one of {', '.join(DTYPES)}")
-        if any(extent <= 0 for extent in self.shape):
-            raise ValueError(f"shape {self.shape}; expected positive extents")
+        check_dtype(self.dtype)
+        check_shape(self.shape)
 
     @property
     def numpy_dtype(self) -> np.dtype:
@@ -42,10 +64,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def nbytes(self) -> int:
         """Bytes of the dense tensor."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count * self.numpy_dtype.itemsize
+        return math.prod(self.shape) * self.numpy_dtype.itemsize
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}{list(self.shape)}"
@@ -60,9 +79,9 @@ class EntrySignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     name: str
     kind: Literal["prefill", "decode"]
-    rows: int
+    rows: Positive
     """Tokens of a prefill, or requests of a decode."""
-    context: int
+    context: Positive
     """Cache tokens that the step may read."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

@@ -1,25 +1,36 @@
 """Writing an artifact so that nothing half-written is ever taken for whole.
 
-Graphs, programs and weights bear their digest as their name, and each file appears by rename. The manifest comes last, by
-rename: until then the folder is unfinished (and says so by a marker), or still is the artifact that stood there before.
+Graphs, programs and weights bear their digest as their name, and each file appears by rename. Files with a name of
+their own (config.yaml, tokenizer/) are written beside their places, and moved there only when all else is on disk. The
+manifest comes last, by rename: until then the folder is unfinished (and says so by a marker), or still is the artifact
+that stood there before.
 """
 
+import errno
 import fcntl
 import hashlib
+import io
 import os
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
+import msgspec
+
+from artifacts.consistency import check_consistency, is_addressed
 from artifacts.errors import OutputFolderError
-from artifacts.folder import BUILD_MARKER, MANIFEST, is_manifest
-from artifacts.manifest import FileRecord, Manifest, encode_manifest
+from artifacts.folder import BUILD_MARKER, MANIFEST, OWNED_FOLDERS, files_below, is_below, is_manifest
+from artifacts.manifest import FileRecord, Manifest, decode_manifest, encode_manifest
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
-OWNED_FOLDERS = ("graphs", "programs", "weights", "tokenizer")
-"""Folders whose files come and go with builds; whatever else a user keeps beside the manifest is left alone."""
+_TEMPORARY = ".aot-partial"
+_MADE_BY_BUILDS = re.compile(rf"[0-9a-f]{{64}}\..+|\..+{re.escape(_TEMPORARY)}")
+"""Names that only builds give. In the artifact's own folders, commit removes such files when no manifest lists them."""
 
 
 class ArtifactWriter:
@@ -33,39 +44,52 @@ class ArtifactWriter:
         self.output = output
         self.files: dict[str, FileRecord] = {}
         self._lock: BinaryIO | None = None
+        self._temporaries: dict[Path, Path] = {}
+        """Files that stand beside their places, and these places."""
+        self._staged: set[Path] = set()
+        """Those of them that are complete and that commit moves into place."""
+        self._listed_before: frozenset[str] = frozenset()
+        self._made_folder = False
+        self._made_marker = False
 
     def __enter__(self) -> "ArtifactWriter":
-        check_output(self.output)
         with self._reported():
+            check_output(self.output)
+            self._made_folder = not self.output.exists()
             self.output.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.output / BUILD_MARKER).open("ab")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._lock.close()
-            raise OutputFolderError(
-                found=f"{self.output} is being built by another process",
-                expected="one build of a folder at a time",
-                action="wait for it, or choose another output",
-            ) from error
+            self._lock = self._locked_marker()
+            self._listed_before = _listed_files(self.output / MANIFEST)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._lock is not None
+        with suppress(OSError):  # what is left is removed by the next build, and must not hide this one's error
+            for temporary in self._temporaries:
+                temporary.unlink(missing_ok=True)
+            if kind is not None and not self.files:
+                self._leave_as_found()
         self._lock.close()
 
     def add_bytes(self, relative: str, data: bytes) -> str:
-        """Write one small file and list it; a file that already has these bytes is kept. Returns ``relative``."""
+        """Write one file and list it. Returns ``relative``.
+
+        A file that bears its digest as its name is in place at once, or kept where it is. Any other name may belong to
+        an earlier artifact in the same folder, and is taken over at ``commit``.
+        """
         record = FileRecord(size=len(data), sha256=hashlib.sha256(data).hexdigest())
-        self.files[relative] = record
         path = self.output / relative
+        addressed = is_addressed(relative, record)
         with self._reported():
-            if path.is_file() and path.read_bytes() == data:
-                return relative
-            with self._replaced(path) as file:
-                file.write(data)
+            if not (addressed and _holds(path, data)):
+                with self._beside(path) as (file, temporary):
+                    file.write(data)
+                if addressed:
+                    self._publish(temporary, path)
+                else:
+                    self._staged.add(temporary)
+        self.files[relative] = record
         return relative
 
     def add_program(self, target: str, suffix: str, program: bytes) -> str:
@@ -77,51 +101,111 @@ class ArtifactWriter:
 
         Args:
             template: relative path, such as ``weights/{sha256}.safetensors``.
-            write: writes the content and returns its size and digest.
+            write: writes the content and returns its size and digest. What it raises of its own is passed on.
 
         Returns:
             The relative path.
         """
-        folder = (self.output / template).parent
+        with self._beside(self.output / template) as (file, temporary):
+            record = write(file)
+        relative = template.format(sha256=record.sha256)
         with self._reported():
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary = folder / f".{os.getpid()}.tmp"
-            try:
-                with temporary.open("wb") as file:
-                    record = write(file)
-                    _sync(file)
-                relative = template.format(sha256=record.sha256)
-                temporary.replace(self.output / relative)
-            finally:
-                temporary.unlink(missing_ok=True)
+            self._publish(temporary, self.output / relative)
         self.files[relative] = record
         return relative
 
     def commit(self, manifest: Manifest) -> None:
-        """Write the manifest, then remove the files of earlier builds that it does not list, and the marker."""
+        """Move staged files into place, then the manifest; then remove the files of earlier builds, and the marker.
+
+        Each step is on disk before the next begins, so that a loss of power leaves a state that was passed through.
+
+        Args:
+            manifest: lists ``files`` of this writer.
+
+        Raises:
+            CorruptArtifactError: the manifest contradicts itself, which is a fault of its maker.
+        """
+        data = encode_manifest(manifest)
+        check_consistency(decode_manifest(data, MANIFEST), MANIFEST)
+        if manifest.files != self.files:
+            raise ValueError("the manifest does not list the files that were written")
         with self._reported():
-            with self._replaced(self.output / MANIFEST) as file:
-                file.write(encode_manifest(manifest))
-            for folder in OWNED_FOLDERS:
-                for path in sorted((self.output / folder).rglob("*"), reverse=True):
-                    if path.is_dir():
-                        if not any(path.iterdir()):
-                            path.rmdir()
-                    elif path.relative_to(self.output).as_posix() not in self.files:
-                        path.unlink()
+            with self._beside(self.output / MANIFEST) as (file, temporary):
+                file.write(data)
+            for staged in sorted(self._staged):
+                self._publish(staged, self._temporaries[staged])
+            for folder in sorted({parent for path in self.files for parent in PurePosixPath(path).parents}):
+                _sync_folder(self.output / folder)
+            self._publish(temporary, self.output / MANIFEST)
+            _sync_folder(self.output)
+            self._remove_earlier_files()
             (self.output / BUILD_MARKER).unlink()
 
+    def _locked_marker(self) -> BinaryIO:
+        """Open the marker and lock it: the file in place, not one that the end of another build removed since."""
+        marker = self.output / BUILD_MARKER
+        while True:
+            self._made_marker = not marker.exists()
+            lock = marker.open("ab")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if marker.exists() and os.path.samestat(os.fstat(lock.fileno()), marker.stat()):
+                    return lock
+                lock.close()
+            except BlockingIOError as error:
+                lock.close()
+                raise OutputFolderError(
+                    found=f"{self.output} is being built by another process",
+                    expected="one build of a folder at a time",
+                    action="wait for it, or choose another output",
+                ) from error
+
+    def _leave_as_found(self) -> None:
+        """Undo ``__enter__`` after a build that failed before it wrote anything."""
+        if self._made_marker:
+            (self.output / BUILD_MARKER).unlink()
+            if self._made_folder:
+                self.output.rmdir()
+
     @contextmanager
-    def _replaced(self, path: Path) -> Iterator[BinaryIO]:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                yield file
-                _sync(file)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    def _beside(self, path: Path) -> Iterator[tuple[BinaryIO, Path]]:
+        """Open a temporary file beside ``path``, and see it onto the disk."""
+        temporary = path.with_name(f".{path.name}{_TEMPORARY}")
+        with self._reported():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not is_below(path.parent, self.output):
+                raise OutputFolderError(
+                    found=f"{path.parent} is a link that leaves the output",
+                    expected="folders of an artifact inside it, so that it can be moved",
+                    action="remove the link, or choose another output",
+                )
+            self._temporaries[temporary] = path
+            raw = _OutputFile(temporary, self._reported)
+        with io.BufferedWriter(raw) as file:
+            yield file, temporary
+            file.flush()
+            with self._reported():
+                os.fsync(file.fileno())
+
+    def _publish(self, temporary: Path, path: Path) -> None:
+        temporary.replace(path)
+        del self._temporaries[temporary]
+
+    def _remove_earlier_files(self) -> None:
+        """Remove what earlier builds made and this one does not list. A user's own files stay."""
+        for path in self.output.glob(f".*{_TEMPORARY}"):
+            path.unlink()
+        for relative in list(files_below(self.output, OWNED_FOLDERS)):
+            path = self.output / relative
+            earlier = relative in self._listed_before or _MADE_BY_BUILDS.fullmatch(path.name)
+            if earlier and relative not in self.files:
+                path.unlink()
+        self._temporaries.clear()
+        for folder in OWNED_FOLDERS:
+            if not (self.output / folder).is_symlink():
+                for parent, _, _ in os.walk(self.output / folder, topdown=False):
+                    if not os.listdir(parent):
+                        os.rmdir(parent)
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
@@ -136,9 +220,47 @@ class ArtifactWriter:
             ) from error
 
 
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+class _OutputFile(io.FileIO):
+    """A file whose failed writes are the output's fault, even inside a callback that also reads other files."""
+
+    def __init__(self, path: Path, reported: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(path, "wb")
+        self._reported = reported
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        with self._reported():
+            return super().write(data)
+
+
+class _Listing(msgspec.Struct):
+    """The file list of a manifest, of any version that keeps one."""
+
+    files: dict[str, object] = {}
+
+
+def _listed_files(manifest: Path) -> frozenset[str]:
+    if not is_manifest(manifest):
+        return frozenset()
+    try:
+        return frozenset(msgspec.json.decode(manifest.read_bytes(), type=_Listing).files)
+    except msgspec.MsgspecError:
+        return frozenset()
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    return path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the names in a folder onto the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that knows no such thing
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def check_output(output: Path) -> None:
@@ -153,6 +275,8 @@ def check_output(output: Path) -> None:
         found = f"{output} is not empty and not an artifact"
     elif output.exists():
         found = f"{output} is a file"
+    elif output.is_symlink():
+        found = f"{output} is a link to nothing"
     else:
         return
     raise OutputFolderError(

@@ -1,0 +1,1 @@
+"""Backbones in plain PyTorch, and the checkpoints that they are read from."""

@@ -1,4 +1,4 @@
-"""Typed reading of a Hugging Face ``config.json``, so that a foreign configuration is translated once, at the border."""
+"""Typed reading of a Hugging Face ``config.json``: a foreign configuration is translated once, at the border."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar

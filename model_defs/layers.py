@@ -96,7 +96,9 @@ def paged_attention(q_TND: Tensor, k_cache_PKSD: Tensor, v_cache_PKSD: Tensor, c
     q_XYD = q_XYD.transpose(1, 2).reshape(requests * kv_heads, per_request * group, head_dim)  # Y = R * G
     scores = torch.bmm(q_XYD, k_XCD.transpose(1, 2)).to(torch.float32)
     scores = scores.view(requests, kv_heads, per_request, group, keys)
-    scores = torch.where(context.visible_BRC[:, None, :, None], scores, float("-inf")).view(-1, per_request * group, keys)
+    scores = torch.where(context.visible_BRC[:, None, :, None], scores, float("-inf")).view(
+        -1, per_request * group, keys
+    )
     weights = torch.exp(scores - scores.amax(-1, keepdim=True))
     out_XYD = torch.bmm(weights.to(q_TND.dtype), v_XCD) / weights.sum(-1, keepdim=True).to(q_TND.dtype)
 

@@ -65,7 +65,9 @@ class LlamaConfig:
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
-            hidden_act=config.choice("hidden_act", "silu", tuple(ACTIVATIONS), "use a model with a supported activation"),
+            hidden_act=config.choice(
+                "hidden_act", "silu", tuple(ACTIVATIONS), "use a model with a supported activation"
+            ),
             rms_norm_eps=config.get("rms_norm_eps", 1e-6),
             attention_bias=config.get("attention_bias", False),
             mlp_bias=config.get("mlp_bias", False),

@@ -28,7 +28,7 @@ def build_backbone(values: Mapping[str, object], origin: str, block_size: int) -
     """
     config = HfConfig(values, origin)
     names = values.get("architectures")
-    found = names[0] if isinstance(names, list) and names else None
+    found = str(names[0]) if isinstance(names, list) and names else ""
     if found not in ARCHITECTURES:
         raise UnsupportedModelError(
             found=f"{origin}: architecture {found}" if found else f"{origin}: no architectures",

@@ -84,7 +84,9 @@ def _factor(parameters: HfConfig) -> float:
     factor = parameters.require("factor", float)
     if factor < 1.0:
         raise UnsupportedModelError(
-            found=f"{parameters.origin}: factor is {factor:g}", expected="a number of at least 1", action="correct factor"
+            found=f"{parameters.origin}: factor is {factor:g}",
+            expected="a number of at least 1",
+            action="correct factor",
         )
     return factor
 

@@ -1,4 +1,4 @@
-"""What a backbone takes and gives in one step, whatever the model: the graph contract's inputs, and the base of all backbones.
+"""What a backbone takes and gives in one step, whatever the model; the base of all backbones.
 
 Shape letters, used in every file of this package:
 
@@ -54,9 +54,9 @@ class BackboneFacts:
 class Backbone(nn.Module, ABC):
     """A language model as the compiler sees it: a prologue, layers, an epilogue.
 
-    The compiler traces each kind of layer once. A layer is a module with an attribute ``kind`` (layers of one kind have the
-    same parameters and the same computation) and a forward from ``(hidden [T, H], k_cache, v_cache [P, K, S, D], context)``
-    to ``(hidden, k_cache, v_cache)``, the caches as the layer leaves them.
+    The compiler traces each kind of layer once. A layer is a module with an attribute ``kind`` (layers of one kind have
+    the same parameters and the same computation) and a forward from ``(hidden [T, H], k_cache, v_cache [P, K, S, D],
+    context)`` to ``(hidden, k_cache, v_cache)``, the caches as the layer leaves them.
     """
 
     facts: BackboneFacts
@@ -99,4 +99,3 @@ def merge_prompt_embeds(hidden: Tensor, inputs_embeds: Tensor | None, is_token_i
     if inputs_embeds is None or is_token_ids is None:
         return hidden
     return torch.where(is_token_ids[:, None], hidden, inputs_embeds.to(hidden.dtype))
-

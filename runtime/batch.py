@@ -111,7 +111,8 @@ class StepBuilder:
 
     def _slots(self, sequence: CachedSequence, positions: np.ndarray) -> np.ndarray:
         blocks = np.asarray(sequence.blocks, np.int32)
-        return blocks[positions // self.block_size] * self.block_size + positions % self.block_size
+        slots: np.ndarray = blocks[positions // self.block_size] * self.block_size + positions % self.block_size
+        return slots
 
     def _fill_table(self, row: np.ndarray, sequence: CachedSequence) -> None:
         count = min(len(row), len(sequence.blocks))

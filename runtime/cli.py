@@ -50,7 +50,9 @@ def generate(
     seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="Stop string. May be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of text.")] = False,
-    logprobs: Annotated[int | None, typer.Option("--logprobs", help="Log-probabilities of so many best tokens.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option("--logprobs", help="Log-probabilities of so many best tokens.")
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's digest first.")] = False,
     threads: ThreadsOption = None,
     json: JsonOption = False,

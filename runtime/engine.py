@@ -1,7 +1,7 @@
 """Many requests over the fixed entries: admit, prefill, decode together, sample, finish.
 
-A request is admitted when the cache has room for its whole length, prompt and longest output, so that it never has to be
-put back; until then it waits, first come, first served.
+A request is admitted when the cache has room for its whole length, prompt and longest output, so that it never has to
+be put back; until then it waits, first come, first served.
 """
 
 import os
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from artifacts.errors import RequestError
+from artifacts.errors import RequestError, SamplingParamsError
 from runtime.batch import CachedSequence, StepBuilder
 from runtime.blocks import BlockPool
 from runtime.detokenizer import Detokenizer
@@ -61,7 +61,17 @@ class Engine:
         self._running: list[Request] = []
 
     def add(self, request_id: str, prompt: Prompt, params: SamplingParams) -> None:
-        """Queue a request whose prompt has been checked."""
+        """Queue a request whose prompt has been checked.
+
+        Raises:
+            SamplingParamsError: stop strings without a tokenizer to find them.
+        """
+        if params.stop and self.tokenizer is None:
+            raise SamplingParamsError(
+                found="stop strings for an artifact without a tokenizer",
+                expected="stop_token_ids",
+                action="pass the ids that end an output",
+            )
         detokenizer = Detokenizer(self.tokenizer, stop=params.stop) if self.tokenizer else None
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
         self._waiting.append(Request(request_id, prompt, params, seed, detokenizer))
@@ -118,12 +128,11 @@ class Engine:
         if sampled.logprob is not None:
             request.cumulative_logprob += sampled.logprob
             request.logprobs.append(self._logprobs(sampled))
-        stop_string = request.detokenizer.push(sampled.token_id) if request.detokenizer else None
         if sampled.token_id in self.program.model.eos_token_ids and not params.ignore_eos:
             request.finish_reason = "stop"
         elif sampled.token_id in params.stop_token_ids:
             request.finish_reason, request.stop_reason = "stop", sampled.token_id
-        elif stop_string is not None:
+        elif request.detokenizer and (stop_string := request.detokenizer.push(sampled.token_id)) is not None:
             request.finish_reason, request.stop_reason = "stop", stop_string
         elif len(sequence.output_ids) >= params.max_tokens or sequence.length >= self.builder.longest:
             request.finish_reason = "length"

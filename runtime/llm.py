@@ -1,4 +1,4 @@
-"""``LLM``: prompts in, tokens out. The reader's way into the runtime: load, check prompts, run the engine, return outputs."""
+"""``LLM``: prompts in, tokens out. The way into the runtime: load, check prompts, run the engine, return outputs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from artifacts.signature import DTYPES
 from runtime.engine import Engine
 from runtime.outputs import RequestOutput
 from runtime.program import load
-from runtime.prompts import Prompt, parse_prompt
+from runtime.prompts import Prompt, parse_prompt, parse_token_ids
 from runtime.sampling import SamplingParams
 from runtime.tokenizer import Tokenizer
 
@@ -110,7 +110,8 @@ class LLM:
             PromptError: an id out of range.
         """
         ids = parse_token_ids(token_ids, vocab_size=self.program.model.vocab_size)
-        return self.program.embedding_table[ids]
+        rows: np.ndarray = self.program.embedding_table[ids]
+        return rows
 
     def close(self) -> None:
         """Stop loading in the background."""

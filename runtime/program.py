@@ -1,4 +1,4 @@
-"""A loaded layout: weights mapped once, caches on the device, one executable per entry. It steps, and compiles nothing."""
+"""A loaded layout: weights mapped once, caches on the device, one executable per entry. It compiles nothing."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from artifacts.cpu import check_cpu
-from artifacts.errors import CorruptArtifactError, EntryNotFoundError, TargetMismatchError, UnfinishedArtifactError
+from artifacts.errors import EntryNotFoundError, TargetMismatchError, UnfinishedArtifactError
 from artifacts.folder import Artifact, open_artifact
 from artifacts.manifest import EntryRecord, KvCacheRecord, ModelRecord
 from artifacts.signature import EntrySignature, TensorSpec
@@ -182,8 +182,14 @@ class Program:
     def warmup(self) -> None:
         """Run one step of padding rows in every entry."""
         for name, signature in self._entries.items():
-            self.run(name, **{spec.name: np.zeros(spec.shape, spec.numpy_dtype) for spec in signature.inputs
-                              if spec.name not in STANDING_INPUTS})
+            self.run(
+                name,
+                **{
+                    spec.name: np.zeros(spec.shape, spec.numpy_dtype)
+                    for spec in signature.inputs
+                    if spec.name not in STANDING_INPUTS
+                },
+            )
 
     def reset_caches(self) -> None:
         """Make the caches anew; whatever they held is lost."""
@@ -209,7 +215,9 @@ class Program:
         if array is not None:
             return self._devices.copy(array)
         if spec not in self._standing:
-            self._standing[spec] = self._devices.copy(np.full(spec.shape, spec.name == "is_token_ids", spec.numpy_dtype))
+            self._standing[spec] = self._devices.copy(
+                np.full(spec.shape, spec.name == "is_token_ids", spec.numpy_dtype)
+            )
         return self._standing[spec]
 
     def _count(self, signature: EntrySignature, arrays: Mapping[str, np.ndarray]) -> None:
@@ -277,8 +285,10 @@ def _checked_inputs(signature: EntrySignature, inputs: Mapping[str, Any]) -> dic
         raise EntryNotFoundError(
             found=f"entry {signature.name}: "
             + "; ".join(
-                [*(["no input " + ", ".join(missing)] if missing else []),
-                 *(["unknown input " + ", ".join(unknown)] if unknown else [])]
+                [
+                    *(["no input " + ", ".join(missing)] if missing else []),
+                    *(["unknown input " + ", ".join(unknown)] if unknown else []),
+                ]
             ),
             expected=f"{', '.join(names)}",
             action="pass each input of the entry's signature",

@@ -101,6 +101,16 @@ def parse_prompt(
     return Prompt(token_ids=token_ids, is_token_ids=is_token_ids, embeds=embeds, text=None)
 
 
+def parse_token_ids(token_ids: object, *, vocab_size: int) -> np.ndarray:
+    """Check token ids, as a list of integers or an integer array [n], and return them as int32 [n]; n may be 0.
+
+    Raises:
+        PromptError: not integers, or out of range.
+    """
+    ids = _integers(token_ids)
+    return np.array(_checked_ids(ids, np.ones(len(ids), np.bool_), "prompt_token_ids", vocab_size), np.int32)
+
+
 def _by_key(prompt: object) -> Mapping[str, object]:
     """What the prompt gives, by the keys of the mapping that it is or stands for."""
     if isinstance(prompt, str):

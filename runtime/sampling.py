@@ -246,13 +246,9 @@ def _nucleus(
 
 def best_ids(logits_V: np.ndarray, count: int) -> np.ndarray:
     """Ids of the ``count`` largest logits, best first, equal logits by id: int64 [min(count, V)]."""
-    if count < len(logits_V):
-        smallest = np.partition(logits_V, -count)[-count]
-        above = np.flatnonzero(logits_V > smallest)
-        ids = np.concatenate([above, np.flatnonzero(logits_V == smallest)[: count - len(above)]])
-    else:
-        ids = np.arange(len(logits_V))
-    return ids[np.lexsort((ids, -logits_V[ids]))]
+    smallest = np.partition(logits_V, -count)[-count] if count < len(logits_V) else -np.inf
+    ids = np.flatnonzero(logits_V >= smallest)  # with all that equal the smallest: the stable sort puts low ids first
+    return ids[np.argsort(-logits_V[ids], kind="stable")[:count]]
 
 
 def _with_logprobs(token_id: int, logits_V: np.ndarray, largest: np.float32, count: int) -> SampledToken:

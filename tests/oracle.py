@@ -78,8 +78,7 @@ class CompiledBackbone:
             for part in "kv"
         ]
         parameters = [
-            TensorSpec(name=name, shape=tuple(p.shape), dtype="float32")
-            for name, p in self.backbone.named_parameters()
+            TensorSpec(name=name, shape=tuple(p.shape), dtype="float32") for name, p in self.backbone.named_parameters()
         ]
         weights = model.state_dict()
         self.devices = Devices(1)
@@ -110,9 +109,7 @@ class CompiledBackbone:
 
     def fill_caches(self, value: float) -> None:
         """Set every cache to one value, NaN included."""
-        self.cache_buffers = [
-            self.devices.copy(np.full(spec.shape, value, spec.numpy_dtype)) for spec in self.caches
-        ]
+        self.cache_buffers = [self.devices.copy(np.full(spec.shape, value, spec.numpy_dtype)) for spec in self.caches]
 
     def run(self, step: Step) -> np.ndarray:
         """One step: logits [1, V] or [B, V]."""

@@ -2,7 +2,7 @@
 
 import difflib
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -94,10 +94,18 @@ def _place(node: fx.Node, call: Call) -> str:
 
 
 def _unsupported(node: fx.Node, call: Call) -> UnsupportedOperatorError:
-    handled = sorted(str(target) for target in HANDLERS)
-    nearest = difflib.get_close_matches(str(node.target), handled, n=1, cutoff=0.0)
     return UnsupportedOperatorError(
         found=f"operator {node.target}, called by {_place(node, call)}, has no lowering",
-        expected=f"one of the {len(handled)} in aot_compiler/lowering/operators.py (nearest: {nearest[0]})",
+        expected=f"one of the {len(HANDLERS)} in aot_compiler/lowering/operators.py (nearest: {_nearest(node.target)})",
         action="add a handler there, or write the model with operators that have one",
     )
+
+
+def _nearest(target: object) -> str:
+    """The handled operator most like ``target``: by name first, then by overload."""
+
+    def likeness(handled: str) -> list[float]:
+        pairs = zip(handled.split("."), str(target).split("."), strict=False)  # namespace, name, overload
+        return [difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs]
+
+    return max(sorted(map(str, HANDLERS)), key=likeness)

@@ -1,7 +1,9 @@
 """What an accelerator's compiler would refuse in an HLO module, found before it is asked.
 
-Each rule is one line of ``RULES``; each has a failing example in tests/aot_compiler/test_lint.py. Sources: the error codes
-that AWS documents for ``neuronx-cc`` (``NCC_...``), and what its reader is known to hold in 32 bits.
+Each rule is one line of ``RULES``; each has a failing example in tests/aot_compiler/test_lint.py. A code in a rule's
+name is the one that AWS documents for it under "Neuron Compiler Error Codes" (SDK 2.32). Rules without a code rest on
+other grounds: what ``neuronx-cc`` holds in 32 bits (ids), narrows without a word (64-bit integers), is reported to
+refuse (``sort``), or has not been seen to accept (``call``, control flow, float64, random numbers).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +15,9 @@ from artifacts.hlo import MUST_ALIAS, element_types, entry_computation, instruct
 
 KNOWN_CUSTOM_CALLS: frozenset[str] = frozenset()
 """Custom-call targets that every target's compiler knows."""
+
+
+_INTEGERS: frozenset[str] = frozenset({"s32", "u32", "s64", "u64"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,17 @@ def _opcodes(*forbidden: str) -> Callable[[Any], Iterator[str]]:
                 yield f"{instruction.opcode} {instruction.name}"
 
     return rule
+
+
+def _integer_arithmetic(module: Any) -> Iterator[str]:
+    """Products, scatters and sums over ranks that the accelerator computes in float32, exact only up to 2 ** 24."""
+    for computation in module.computations:
+        shapes = {instruction.id: instruction.shape for instruction in computation.instructions}
+        for instruction in computation.instructions:
+            if instruction.opcode in ("dot", "scatter", "all-reduce", "reduce-scatter"):
+                (element_type,) = element_types(shapes[instruction.operand_ids[0]])
+                if element_type in _INTEGERS:
+                    yield f"{instruction.opcode} {instruction.name} is of {element_type}"
 
 
 def _dynamic_shapes(module: Any) -> Iterator[str]:
@@ -112,15 +128,17 @@ def _names(module: Any) -> Iterator[str]:
 
 RULES: Mapping[str, Callable[[Any], Iterator[str]]] = {
     "dense 32-bit ids from 1": _ids,
-    "no 64-bit integers (NCC_EVRF062)": _types(frozenset({"s64", "u64"})),
-    "no float64 (NCC_EVRF004)": _types(frozenset({"f64", "c128"})),
-    "no complex numbers": _types(frozenset({"c64"})),
-    "no sort or topk (NCC_EVRF029)": _opcodes("sort", "topk"),
+    "no 64-bit integers": _types(frozenset({"s64", "u64"})),
+    "no float64": _types(frozenset({"f64"})),
+    "no complex numbers (NCC_EVRF004)": _types(frozenset({"c64", "c128"})),
+    "no integer dot, scatter, all-reduce or reduce-scatter (NCC_EVRF035, 060, 061, 063)": _integer_arithmetic,
+    "no sort or topk": _opcodes("sort", "topk"),
     "no call": _opcodes("call"),
     "no control flow": _opcodes("while", "conditional"),
-    "no host communication": _opcodes("infeed", "outfeed", "send", "recv", "rng", "rng-bit-generator"),
+    "no host communication": _opcodes("infeed", "outfeed", "send", "recv"),
+    "no random numbers": _opcodes("rng", "rng-bit-generator", "rng-get-and-update-state"),
     "static shapes (NCC_EMOD025)": _dynamic_shapes,
-    "no unknown custom call (NCC_EHCA005)": _custom_calls,
+    "no unknown custom call (NCC_EVRF015, NCC_EHCA005)": _custom_calls,
     "no source metadata": _metadata,
     "replica groups in the old field": _replica_groups,
     "caches must alias, with equal shapes": _aliases,

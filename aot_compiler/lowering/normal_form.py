@@ -1,8 +1,8 @@
 """The normal form of an HLO module: what makes the same graph the same bytes, and old readers read them.
 
-Ids are dense 32-bit numbers from 1 (XLA writes ``computation << 32 | local``, which a reader with 32-bit ids truncates to
-colliding halves); replica groups stand in the old field; nothing tells of source files; caches must alias; parameters and
-outputs bear their names.
+Ids are dense 32-bit numbers from 1 (XLA writes ``computation << 32 | local``, which a reader with 32-bit ids truncates
+to colliding halves); replica groups stand in the old field; nothing tells of source files; caches must alias; and
+parameters and outputs bear their names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,13 +35,13 @@ def normalise(
     for instruction in instructions(module):
         instruction.ClearField("metadata")
         if instruction.HasField("collective_device_list"):
-            instruction.replica_groups.extend(instruction.collective_device_list.replica_groups)
+            groups = instruction.collective_device_list.replica_groups
+            assert groups or not instruction.collective_device_list.ByteSize(), "groups in a form not read here"
+            instruction.replica_groups.extend(groups)
             instruction.ClearField("collective_device_list")
     module.ClearField("input_output_alias")
     for output, parameter in aliases.items():
-        module.input_output_alias.entries.add(
-            output_shape_index=[output], parameter_number=parameter, kind=MUST_ALIAS
-        )
+        module.input_output_alias.entries.add(output_shape_index=[output], parameter_number=parameter, kind=MUST_ALIAS)
     _renumber(module)
     return bytes(module.SerializeToString(deterministic=True))
 
@@ -52,11 +52,18 @@ def _name_boundary(module: Any, parameter_names: Sequence[str], output_names: Se
     for instruction in entry.instructions:
         if instruction.opcode == "parameter":
             instruction.name = parameter_names[instruction.parameter_number]
-            instruction.frontend_attributes.map.add(key="neff_input_names", value=instruction.name)
+            _set_attribute(instruction, "neff_input_names", instruction.name)
         if instruction.id == entry.root_id:
-            instruction.frontend_attributes.map.add(key="neff_output_names", value=",".join(output_names))
+            _set_attribute(instruction, "neff_output_names", ",".join(output_names))
     for shape in (module.host_program_shape, entry.program_shape):
         shape.parameter_names[:] = parameter_names
+
+
+def _set_attribute(instruction: Any, key: str, value: str) -> None:
+    attributes = instruction.frontend_attributes.map
+    found = next((each for each in attributes if each.key == key), None)
+    attribute = attributes.add(key=key) if found is None else found
+    attribute.value = value
 
 
 def _renumber(module: Any) -> None:

@@ -1,8 +1,8 @@
 """The table of ATen operators: one small handler each, onto ``jax.lax``.
 
-A handler takes ``out``, the shape and dtype that tracing found for the result, then the operator's own arguments, tensors
-as jax values. The interpreter checks every result against ``out``, so that a handler cannot be quietly wrong in either.
-Semantics are those of ``torch.ops.aten``; integer indices are in bounds by the graph contract.
+A handler takes ``out``, the shape and dtype that tracing found for the result, then the operator's own arguments,
+tensors as jax values. The interpreter checks every result against ``out``, so that a handler cannot be quietly wrong in
+either. Semantics are those of ``torch.ops.aten``; indices are in bounds and not negative by the graph contract.
 """
 
 import math
@@ -52,7 +52,7 @@ def lowers(*operators: Any) -> Callable[[_Handler], _Handler]:
 
 
 def _broadcast(x: Value, shape: Sequence[int]) -> Value:
-    """Broadcast as torch does: trailing dimensions match or are 1, and those of 1 are dropped first, which HLO wants."""
+    """Broadcast as torch does: trailing dimensions match or are 1; those of 1 are dropped first, which HLO wants."""
     if x.shape == tuple(shape):
         return x
     lead = len(shape) - x.ndim
@@ -66,16 +66,17 @@ def _operand(x: Operand, shape: Sequence[int], dtype: Any) -> Value:
     return _broadcast(lax.convert_element_type(x, dtype), shape)
 
 
-def _common_dtype(*operands: Operand) -> np.dtype:
+def _common_dtype(x: Operand, y: Operand) -> np.dtype:
     """Torch's promotion: tensors with dimensions outrank zero-dimensional ones, which outrank scalars."""
-    probes = []
-    for x in operands:
-        if isinstance(x, bool | int | float):
-            probes.append(x)
+    probes: list[Any] = []
+    for operand in (x, y):
+        if isinstance(operand, bool | int | float):
+            probes.append(operand)
         else:
-            probes.append(torch.empty((1,) * x.ndim, dtype=TORCH_FROM_NUMPY[np.dtype(x.dtype)]))
-    dtype = torch.result_type(probes[0], probes[-1])
-    return NUMPY_FROM_TORCH[dtype]
+            probes.append(torch.empty((1,) * operand.ndim, dtype=TORCH_FROM_NUMPY[np.dtype(operand.dtype)]))
+    dtype = torch.result_type(*probes)
+    # A bool against an integer scalar; tensors of 64-bit integers are refused where they are made.
+    return NUMPY_FROM_TORCH[torch.int32 if dtype == torch.int64 else dtype]
 
 
 NUMPY_FROM_TORCH: Mapping[torch.dtype, np.dtype] = {
@@ -92,7 +93,15 @@ NUMPY_FROM_TORCH: Mapping[torch.dtype, np.dtype] = {
 TORCH_FROM_NUMPY: Mapping[np.dtype, torch.dtype] = {v: k for k, v in NUMPY_FROM_TORCH.items()}
 
 
+def _is_float(dtype: np.dtype) -> bool:
+    return bool(jax.numpy.issubdtype(dtype, np.floating))  # numpy alone does not know bfloat16
+
+
 # Elementwise
+
+
+def _rounding(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
+    return lambda x: function(x) if _is_float(x.dtype) else x
 
 
 def _unary(operator: Any, function: Callable[[Value], Value]) -> None:
@@ -103,11 +112,11 @@ def _unary(operator: Any, function: Callable[[Value], Value]) -> None:
 
 for _operator, _function in {
     aten.abs.default: lax.abs,
-    aten.ceil.default: lax.ceil,
+    aten.ceil.default: _rounding(lax.ceil),
     aten.cos.default: lax.cos,
     aten.erf.default: lax.erf,
     aten.exp.default: lax.exp,
-    aten.floor.default: lax.floor,
+    aten.floor.default: _rounding(lax.floor),
     aten.log.default: lax.log,
     aten.neg.default: lax.neg,
     aten.rsqrt.default: lax.rsqrt,
@@ -146,13 +155,21 @@ def _gelu(out: Out, x: Value, approximate: str = "none") -> Value:
     return lax.convert_element_type(x32 * np.float32(0.5) * (half + np.float32(1)), out.dtype)
 
 
+def _add_values(x: Value, y: Value) -> Value:
+    return lax.bitwise_or(x, y) if x.dtype == np.bool_ else lax.add(x, y)
+
+
+def _mul_values(x: Value, y: Value) -> Value:
+    return lax.bitwise_and(x, y) if x.dtype == np.bool_ else lax.mul(x, y)
+
+
 def _binary(operators: Sequence[Any], function: Callable[[Value, Value], Value]) -> None:
     @lowers(*operators)
     def handler(out: Out, x: Operand, y: Operand) -> Value:
         return function(_operand(x, out.shape, out.dtype), _operand(y, out.shape, out.dtype))
 
 
-_binary((aten.mul.Tensor, aten.mul.Scalar), lax.mul)
+_binary((aten.mul.Tensor, aten.mul.Scalar), _mul_values)
 _binary((aten.div.Tensor, aten.div.Scalar), lax.div)
 _binary((aten.maximum.default,), lax.max)
 _binary((aten.minimum.default,), lax.min)
@@ -160,35 +177,43 @@ _binary((aten.bitwise_and.Tensor, aten.bitwise_and.Scalar, aten.logical_and.defa
 _binary((aten.bitwise_or.Tensor, aten.bitwise_or.Scalar, aten.logical_or.default), lax.bitwise_or)
 
 
+def _scaled(x: Value, factor: Scalar) -> Value:
+    return x if factor == 1 else lax.mul(x, lax.full(x.shape, factor, x.dtype))
+
+
 @lowers(aten.add.Tensor, aten.add.Scalar)
 def _add(out: Out, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
-    y_ = _operand(y, out.shape, out.dtype)
-    return lax.add(_operand(x, out.shape, out.dtype), y_ if alpha == 1 else y_ * lax.full(out.shape, alpha, out.dtype))
+    return _add_values(_operand(x, out.shape, out.dtype), _scaled(_operand(y, out.shape, out.dtype), alpha))
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def _sub(out: Out, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
-    y_ = _operand(y, out.shape, out.dtype)
-    return lax.sub(_operand(x, out.shape, out.dtype), y_ if alpha == 1 else y_ * lax.full(out.shape, alpha, out.dtype))
+    return lax.sub(_operand(x, out.shape, out.dtype), _scaled(_operand(y, out.shape, out.dtype), alpha))
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def _div_mode(out: Out, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
     """Division rounded towards zero or down; XLA's integer division rounds towards zero."""
     x_, y_ = _operand(x, out.shape, out.dtype), _operand(y, out.shape, out.dtype)
-    quotient = lax.div(x_, y_)
-    if np.issubdtype(out.dtype, np.integer):
-        if rounding_mode == "floor":
-            remainder = lax.rem(x_, y_)
-            zero = lax.full(out.shape, 0, out.dtype)
-            down = lax.bitwise_and(lax.ne(remainder, zero), lax.ne(lax.lt(remainder, zero), lax.lt(y_, zero)))
-            quotient = lax.sub(quotient, lax.convert_element_type(down, out.dtype))
-        return quotient
     if rounding_mode == "floor":
-        return lax.floor(quotient)
-    if rounding_mode == "trunc":
+        return _floor_divide(x_, y_)
+    quotient = lax.div(x_, y_)
+    if rounding_mode == "trunc" and _is_float(out.dtype):
         return lax.mul(lax.sign(quotient), lax.floor(lax.abs(quotient)))
     return quotient
+
+
+def _floor_divide(x: Value, y: Value) -> Value:
+    """Python's ``//``: for floats not the rounded-down quotient, which rounding may have lifted to the next integer."""
+    zero, one = lax.full(x.shape, 0, x.dtype), lax.full(x.shape, 1, x.dtype)
+    remainder = lax.rem(x, y)
+    down = lax.bitwise_and(lax.ne(remainder, zero), lax.ne(lax.lt(remainder, zero), lax.lt(y, zero)))
+    quotient = lax.div(lax.sub(x, remainder), y)  # whole, up to rounding
+    quotient = lax.select(down, lax.sub(quotient, one), quotient)
+    if not _is_float(x.dtype):
+        return quotient
+    whole = lax.round(quotient, lax.RoundingMethod.TO_NEAREST_EVEN)
+    return lax.select(lax.eq(y, zero), lax.div(x, y), whole)
 
 
 @lowers(aten.pow.Tensor_Scalar)
@@ -291,9 +316,7 @@ def _cat(out: Out, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 
 @lowers(aten.slice.Tensor)
-def _slice(
-    out: Out, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Value:
+def _slice(out: Out, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Value:
     dim %= x.ndim
     start, end, step = slice(start, end, step).indices(x.shape[dim])
     return lax.slice_in_dim(x, start, end, step, axis=dim)
@@ -322,20 +345,26 @@ def _reduce(
     return lax.reshape(lax.reduce(x, np.asarray(initial, x.dtype), combine, tuple(axes)), out.shape)
 
 
+def _total(out: Out, x: Value, dims: Sequence[int] | None) -> Value:
+    """Sum in float32 where the result is a shorter float, as torch does: bfloat16 alone stops growing at 256 ones."""
+    dtype = np.dtype(np.float32) if _is_float(out.dtype) else out.dtype
+    return _reduce(out, lax.convert_element_type(x, dtype), dims, 0, lax.add)
+
+
 @lowers(aten.sum.dim_IntList)
 def _sum(
     out: Out, x: Value, dims: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
-    return _reduce(out, lax.convert_element_type(x, out.dtype), dims, 0, lax.add)
+    return lax.convert_element_type(_total(out, x, dims), out.dtype)
 
 
 @lowers(aten.mean.dim)
 def _mean(
     out: Out, x: Value, dims: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
-    total = _reduce(out, lax.convert_element_type(x, out.dtype), dims, 0, lax.add)
     count = math.prod(x.shape) // math.prod(out.shape)
-    return lax.div(total, lax.full(out.shape, count, out.dtype))
+    mean = lax.div(_total(out, x, dims), lax.full(out.shape, count, np.float32))
+    return lax.convert_element_type(mean, out.dtype)
 
 
 def _extreme(dtype: np.dtype, sign: int) -> Scalar:
@@ -367,7 +396,7 @@ def _any(out: Out, x: Value, dims: int | Sequence[int], keepdim: bool = False) -
 
 @lowers(aten.linear.default)
 def _linear(out: Out, x: Value, weight: Value, bias: Value | None = None) -> Value:
-    """``x @ weight.T + bias``: one dot that contracts the last dimension of both, so that the weight stays [out, in]."""
+    """``x @ weight.T + bias``: one dot over the last dimension of both, so that the weight stays [out, in]."""
     y = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
     return y if bias is None else lax.add(y, _broadcast(bias, out.shape))
 
@@ -378,8 +407,9 @@ def _mm(out: Out, x: Value, y: Value) -> Value:
 
 
 @lowers(aten.addmm.default)
-def _addmm(out: Out, bias: Value, x: Value, y: Value) -> Value:
-    return lax.add(lax.dot_general(x, y, (((1,), (0,)), ((), ()))), _broadcast(bias, out.shape))
+def _addmm(out: Out, bias: Value, x: Value, y: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
+    product = lax.dot_general(x, y, (((1,), (0,)), ((), ())))
+    return lax.add(_scaled(product, alpha), _scaled(_broadcast(bias, out.shape), beta))
 
 
 @lowers(aten.bmm.default)
@@ -400,20 +430,16 @@ def _index_columns(x: Value, indices: Sequence[Value | None]) -> tuple[tuple[int
 
 
 def _window_dims(x: Value, dims: tuple[int, ...], index_ndim: int) -> tuple[int, ...]:
-    """Where the dimensions that are not indexed stand in the result: torch puts the index dimensions first when the indexed
-    dimensions are apart, and in their place when they are adjacent."""
+    """Where the dimensions that are not indexed stand in the result.
+
+    Torch puts the index dimensions first when the indexed dimensions are apart, and in their place when adjacent.
+    """
     adjacent = dims == tuple(range(dims[0], dims[0] + len(dims)))
     first = dims[0] if adjacent else 0
     return tuple(range(first)) + tuple(range(first + index_ndim, x.ndim - len(dims) + index_ndim))
 
 
-@lowers(aten.embedding.default)
-def _embedding(out: Out, weight: Value, ids: Value, *_: object) -> Value:
-    return _index(out, weight, [ids])
-
-
-@lowers(aten.index.Tensor)
-def _index(out: Out, x: Value, indices: Sequence[Value | None]) -> Value:
+def _gather(x: Value, indices: Sequence[Value | None]) -> Value:
     dims, columns, shape = _index_columns(x, indices)
     numbers = lax.GatherDimensionNumbers(
         offset_dims=_window_dims(x, dims, len(shape)), collapsed_slice_dims=dims, start_index_map=dims
@@ -422,10 +448,18 @@ def _index(out: Out, x: Value, indices: Sequence[Value | None]) -> Value:
     return lax.gather(x, columns, numbers, sizes, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
+@lowers(aten.embedding.default)
+def _embedding(out: Out, weight: Value, ids: Value, *_: object) -> Value:
+    return _gather(weight, [ids])
+
+
+@lowers(aten.index.Tensor)
+def _index(out: Out, x: Value, indices: Sequence[Value | None]) -> Value:
+    return _gather(x, indices)
+
+
 @lowers(aten.index_put.default)
-def _index_put(
-    out: Out, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
-) -> Value:
+def _index_put(out: Out, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
     """Scatter; indices may repeat, as those of padding rows do, so uniqueness is never promised."""
     dims, columns, shape = _index_columns(x, indices)
     window = _window_dims(x, dims, len(shape))

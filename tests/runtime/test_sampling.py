@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import RequestError, SamplingParamsError
+from runtime import sampling
 from runtime.sampling import RankedLogprob, SamplingParams, sample
 
 # Parameters
@@ -48,6 +49,7 @@ def test_params_are_values():
 
 
 NUMBER = "temperature is {}; expected a number >= 0; 0 is greedy"
+STRINGS = "stop holds {}; expected strings of one character or more; remove it; token ids go to stop_token_ids"
 WHOLE = "top_k is {}; expected an integer >= -1; 0 or -1 choose among all tokens"
 
 
@@ -71,8 +73,8 @@ WHOLE = "top_k is {}; expected an integer >= -1; 0 or -1 choose among all tokens
         ({"max_tokens": 0}, "max_tokens is 0; expected an integer >= 1; ask for a token or more"),
         ({"max_tokens": None}, "max_tokens is None; expected an integer >= 1; ask for a token or more"),
         ({"n": 2}, "n is 2; expected 1; send the request once for each output"),
-        ({"stop": ""}, "stop holds ''; expected strings of one character or more; remove it; token ids go to stop_token_ids"),
-        ({"stop": ["a", 2]}, "stop holds 2; expected strings of one character or more; remove it; token ids go to stop_token_ids"),
+        ({"stop": ""}, STRINGS.format("''")),
+        ({"stop": ["a", 2]}, STRINGS.format("2")),
         ({"stop": 5}, "stop is 5; expected a string or a list of strings; write it as a list"),
         ({"stop": b"x"}, "stop is b'x'; expected a string or a list of strings; write it as a list"),
         ({"stop_token_ids": 5}, "stop_token_ids is 5; expected a list of token ids; write it as a list"),
@@ -90,8 +92,9 @@ def test_wrong_values(values, text):
 
 
 @pytest.mark.parametrize(
-    ("name", "action"), [("temprature", "did you mean temperature?"), ("max_token", "did you mean max_tokens?"), ("zzz", "remove it")]
-)  # fmt: skip
+    ("name", "action"),
+    [("temprature", "did you mean temperature?"), ("max_token", "did you mean max_tokens?"), ("zzz", "remove it")],
+)
 def test_unknown_keyword(name, action):
     with pytest.raises(SamplingParamsError) as caught:
         SamplingParams(**{name: 1})
@@ -197,6 +200,21 @@ def test_greedy_takes_the_lowest_index_of_the_best():
         assert {sample(logits, params, seed=i, position=i).token_id for i in range(20)} == {1}
 
 
+def test_ends_of_the_uniform_draw(monkeypatch):
+    """The draw 0 must not choose an excluded token, nor the largest draw run past the last."""
+    logits = np.array([-np.inf, 0, 1, 2, -np.inf], np.float32)
+    monkeypatch.setattr(sampling, "_uniform", lambda seed, position: 0.0)
+    assert sample(logits, SamplingParams(), seed=0, position=0).token_id == 1
+    monkeypatch.setattr(sampling, "_uniform", lambda seed, position: 1 - 2.0**-53)
+    assert sample(logits, SamplingParams(), seed=0, position=0).token_id == 3
+
+
+def test_nucleus_that_is_reached_exactly():
+    logits = np.zeros(4, np.float32)
+    tokens = {sample(logits, SamplingParams(top_p=0.5), seed=1, position=i).token_id for i in range(50)}
+    assert tokens == {0, 1}
+
+
 def test_filters_that_keep_all_change_nothing():
     logits = np.random.default_rng(1).normal(size=200).astype(np.float32)
     wide = [SamplingParams(), SamplingParams(top_k=-1), SamplingParams(top_k=200), SamplingParams(top_k=10**9)]
@@ -276,6 +294,14 @@ def test_equal_logits_are_ranked_by_id():
         (3, 3),
         (0, 4),
     ]
+
+
+def test_rank_of_a_chosen_token_among_equals():
+    params, ranks = SamplingParams(logprobs=0), {}
+    for position in range(40):
+        sampled = sample(np.zeros(3, np.float32), params, seed=0, position=position)
+        ranks[sampled.token_id] = sampled.top_logprobs[sampled.token_id].rank
+    assert ranks == {0: 1, 1: 2, 2: 3}
 
 
 def test_none_asked_none_computed():
