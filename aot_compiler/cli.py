@@ -111,5 +111,5 @@ def _check_packages() -> None:
         raise ToolMissingError(
             found=f"package {error.name} is not installed",
             expected="the compiler's packages, which the slim runtime does without",
-            action="pip install 'aot-compiler[compile]'",
+            action="pip install '.[compile]' in a checkout",
         ) from error

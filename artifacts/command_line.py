@@ -26,7 +26,8 @@ def _ending(command: Callable[[], object]) -> SystemExit:
     try:
         command()
     except AotError as error:
-        print(f"error: {error}", file=sys.stderr)
+        for line in str(error).splitlines():  # a configuration tells of all its faults at once
+            print(f"error: {line}", file=sys.stderr)
         return SystemExit(error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

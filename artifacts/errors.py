@@ -18,8 +18,8 @@
     │   ├── UnfinishedArtifactError     a build was interrupted, or parts are still to be compiled
     │   ├── FormatVersionError          written by a newer or unknown format
     │   ├── CorruptArtifactError        sizes, digests or cross references that disagree (exit code 1)
-    │   ├── TargetMismatchError         programs for another platform or another toolchain
-    │   └── MissingCpuFeaturesError     this CPU lacks instructions that the program uses
+    │   └── TargetMismatchError         programs for another platform or another toolchain
+    │       └── MissingCpuFeaturesError this CPU lacks instructions that the program uses
     ├── LayoutNotFoundError             a layout that the artifact does not hold
     ├── EntryNotFoundError              an entry that the layout does not hold, or inputs that are not its own
     ├── RequestError                    one request is at fault; the engine and its neighbours go on

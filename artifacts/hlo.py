@@ -27,6 +27,12 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     "CollectiveDeviceList": {"replica_groups": (1, "ReplicaGroup[]")},
     "FrontendAttribute": {"key": (1, "string"), "value": (2, "string")},
     "FrontendAttributes": {"map": (1, "FrontendAttribute[]")},
+    "DotDimensionNumbers": {
+        "lhs_contracting_dimensions": (1, "int64[]"),
+        "rhs_contracting_dimensions": (2, "int64[]"),
+        "lhs_batch_dimensions": (3, "int64[]"),
+        "rhs_batch_dimensions": (4, "int64[]"),
+    },
     "Instruction": {
         "name": (1, "string"),
         "opcode": (2, "string"),
@@ -34,8 +40,10 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
         "metadata": (7, "bytes"),
         "literal": (8, "bytes"),
         "parameter_number": (9, "int64"),
+        "dimensions": (14, "int64[]"),
         "channel_id": (26, "int64"),
         "custom_call_target": (28, "string"),
+        "dot_dimension_numbers": (30, "DotDimensionNumbers"),
         "id": (35, "int64"),
         "operand_ids": (36, "int64[]"),
         "control_predecessor_ids": (37, "int64[]"),

@@ -48,7 +48,8 @@ class ArtifactWriter:
         """Files that stand beside their places, and these places."""
         self._staged: set[Path] = set()
         """Those of them that are complete and that commit moves into place."""
-        self._listed_before: frozenset[str] = frozenset()
+        self._earlier_files: set[str] = set()
+        """What earlier builds put in place, by path. Where one was killed, its marker tells what no manifest does."""
         self._made_folder = False
         self._made_marker = False
 
@@ -58,7 +59,9 @@ class ArtifactWriter:
             self._made_folder = not self.output.exists()
             self.output.mkdir(parents=True, exist_ok=True)
             self._lock = self._locked_marker()
-            self._listed_before = _listed_files(self.output / MANIFEST)
+            self._earlier_files = _listed_files(self.output / MANIFEST) | set(
+                self._lock.read().decode(errors="replace").splitlines()
+            )
         return self
 
     def __exit__(
@@ -132,6 +135,7 @@ class ArtifactWriter:
         with self._reported():
             with self._beside(self.output / MANIFEST) as (file, temporary):
                 file.write(data)
+            self._note_files_in_marker()
             for staged in sorted(self._staged):
                 self._publish(staged, self._temporaries[staged])
             for folder in sorted({parent for path in self.files for parent in PurePosixPath(path).parents}):
@@ -146,7 +150,7 @@ class ArtifactWriter:
         marker = self.output / BUILD_MARKER
         while True:
             self._made_marker = not marker.exists()
-            lock = marker.open("ab")
+            lock = os.fdopen(os.open(marker, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if marker.exists() and os.path.samestat(os.fstat(lock.fileno()), marker.stat()):
@@ -160,9 +164,17 @@ class ArtifactWriter:
                     action="wait for it, or choose another output",
                 ) from error
 
+    def _note_files_in_marker(self) -> None:
+        """So that the next build knows what to remove, should this one be killed before it has done so."""
+        assert self._lock is not None
+        self._lock.write("".join(f"\n{path}" for path in sorted(self._earlier_files | set(self.files))).encode())
+        self._lock.flush()
+        os.fsync(self._lock.fileno())
+
     def _leave_as_found(self) -> None:
         """Undo ``__enter__`` after a build that failed before it wrote anything."""
         if self._made_marker:
+            self._remove_empty_folders()
             (self.output / BUILD_MARKER).unlink()
             if self._made_folder:
                 self.output.rmdir()
@@ -197,10 +209,13 @@ class ArtifactWriter:
             path.unlink()
         for relative in list(files_below(self.output, OWNED_FOLDERS)):
             path = self.output / relative
-            earlier = relative in self._listed_before or _MADE_BY_BUILDS.fullmatch(path.name)
+            earlier = relative in self._earlier_files or _MADE_BY_BUILDS.fullmatch(path.name)
             if earlier and relative not in self.files:
                 path.unlink()
         self._temporaries.clear()
+        self._remove_empty_folders()
+
+    def _remove_empty_folders(self) -> None:
         for folder in OWNED_FOLDERS:
             if not (self.output / folder).is_symlink():
                 for parent, _, _ in os.walk(self.output / folder, topdown=False):
@@ -238,13 +253,13 @@ class _Listing(msgspec.Struct):
     files: dict[str, object] = {}
 
 
-def _listed_files(manifest: Path) -> frozenset[str]:
+def _listed_files(manifest: Path) -> set[str]:
     if not is_manifest(manifest):
-        return frozenset()
+        return set()
     try:
-        return frozenset(msgspec.json.decode(manifest.read_bytes(), type=_Listing).files)
+        return set(msgspec.json.decode(manifest.read_bytes(), type=_Listing).files)
     except msgspec.MsgspecError:
-        return frozenset()
+        return set()
 
 
 def _holds(path: Path, data: bytes) -> bool:

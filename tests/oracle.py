@@ -1,6 +1,7 @@
-"""Transformers as the oracle, and a compiled backbone to hold against it, for tests of numbers."""
+"""Transformers as the oracle, and our backbones to hold against it, compiled or eager, for tests of numbers."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from aot_compiler.trace import trace
 from aot_compiler.xla import compile_for_cpu
 from artifacts.signature import EntrySignature, TensorSpec, entry_signature
 from model_defs.registry import build_backbone
-from model_defs.step import Backbone
+from model_defs.step import Backbone, StepInputs
 from runtime.batch import CachedSequence, Step, StepBuilder
 from runtime.pjrt import Devices
 from runtime.prompts import Prompt
@@ -53,20 +54,29 @@ def oracle_logits(model: LlamaForCausalLM, embeds_TH: torch.Tensor) -> np.ndarra
     return logits
 
 
-class CompiledBackbone:
-    """Entries of a backbone, compiled in this process with the model's weights; steps like ``Program``."""
+class _SteppedBackbone(ABC):
+    """A backbone with the entries and caches of one small layout, stepped like ``Program``.
+
+    Args:
+        model: gives the weights.
+        config: the ``config.json`` that our backbone reads; None takes the model's own.
+        prefill, decode, context: buckets, as in the configuration.
+        block_size: tokens in a cache block.
+        tokens: tokens that the cache holds, beside the null block.
+    """
 
     def __init__(
         self,
         model: LlamaForCausalLM,
         *,
+        config: Mapping[str, Any] | None = None,
         prefill: Sequence[int],
         decode: Sequence[int],
         context: Sequence[int],
         block_size: int = 8,
         tokens: int = 256,
     ) -> None:
-        self.backbone: Backbone = build_backbone(hf_config(model), "config.json", block_size)
+        self.backbone: Backbone = build_backbone(config or hf_config(model), "config.json", block_size)
         facts = self.backbone.facts
         self.caches = [
             TensorSpec(
@@ -77,15 +87,7 @@ class CompiledBackbone:
             for i in range(len(self.backbone.layers))
             for part in "kv"
         ]
-        parameters = [
-            TensorSpec(name=name, shape=tuple(p.shape), dtype="float32") for name, p in self.backbone.named_parameters()
-        ]
-        weights = model.state_dict()
-        self.devices = Devices(1)
-        self.weights = [self.devices.copy(weights[spec.name].numpy()) for spec in parameters]
         self.entries: dict[str, EntrySignature] = {}
-        self.hlo: dict[str, bytes] = {}
-        self.executables = {}
         for kind, sizes in (("prefill", prefill), ("decode", decode)):
             for rows in sizes:
                 for C in context:
@@ -100,26 +102,76 @@ class CompiledBackbone:
                         vocab_size=facts.vocab_size,
                         dtype="float32",
                     )
-                    lowered = lower(trace(self.backbone, signature, self.caches, parameters))
                     self.entries[signature.name] = signature
-                    self.hlo[signature.name] = lowered.hlo
-                    self.executables[signature.name] = self.devices.load(compile_for_cpu(lowered.hlo, 1), "test")
         self.builder = StepBuilder(self.entries.values(), block_size)
+
+    @abstractmethod
+    def fill_caches(self, value: float) -> None:
+        """Set every cache to one value, NaN included."""
+
+    @abstractmethod
+    def run(self, step: Step) -> np.ndarray:
+        """One step: logits [1, V] or [B, V]."""
+
+    def inputs(self, step: Step) -> dict[str, np.ndarray]:
+        """Every input of a step; those that it leaves out stand for a batch without embeddings."""
+        return {
+            spec.name: np.asarray(
+                step.inputs.get(spec.name, np.full(spec.shape, spec.name == "is_token_ids")), spec.numpy_dtype
+            )
+            for spec in self.entries[step.entry].inputs
+        }
+
+
+class CompiledBackbone(_SteppedBackbone):
+    """Entries of a backbone, traced, lowered and compiled in this process, with the model's weights."""
+
+    def __init__(self, model: LlamaForCausalLM, **options: Any) -> None:
+        super().__init__(model, **options)
+        parameters = [
+            TensorSpec(name=name, shape=tuple(p.shape), dtype="float32") for name, p in self.backbone.named_parameters()
+        ]
+        weights = model.state_dict()
+        self.devices = Devices(1)
+        self.weights = [self.devices.copy(weights[spec.name].numpy()) for spec in parameters]
+        self.hlo: dict[str, bytes] = {}
+        self.executables = {}
+        for name, signature in self.entries.items():
+            lowered = lower(trace(self.backbone, signature, self.caches, parameters))
+            self.hlo[name] = lowered.hlo
+            self.executables[name] = self.devices.load(compile_for_cpu(lowered.hlo, 1), "test")
         self.fill_caches(0.0)
 
     def fill_caches(self, value: float) -> None:
-        """Set every cache to one value, NaN included."""
         self.cache_buffers = [self.devices.copy(np.full(spec.shape, value, spec.numpy_dtype)) for spec in self.caches]
 
     def run(self, step: Step) -> np.ndarray:
-        """One step: logits [1, V] or [B, V]."""
-        arguments = []
-        for spec in self.entries[step.entry].inputs:
-            default = np.full(spec.shape, spec.name == "is_token_ids", spec.numpy_dtype)
-            arguments.append(self.devices.copy(np.asarray(step.inputs.get(spec.name, default), spec.numpy_dtype)))
+        arguments = [self.devices.copy(each) for each in self.inputs(step).values()]
         outputs = self.executables[step.entry].execute([*arguments, *self.cache_buffers, *self.weights])
         self.cache_buffers = outputs[1:]
         return np.asarray(outputs[0])
+
+
+class EagerBackbone(_SteppedBackbone):
+    """The same steps in eager torch, through ``Backbone.forward``: nothing is traced or compiled."""
+
+    def __init__(self, model: LlamaForCausalLM, **options: Any) -> None:
+        super().__init__(model, **options)
+        weights = model.state_dict()
+        own = {name: weights[name] for name, _ in self.backbone.named_parameters(remove_duplicate=False)}
+        self.backbone.load_state_dict(own, assign=True)
+        self.fill_caches(0.0)
+
+    def fill_caches(self, value: float) -> None:
+        tensors = [torch.full(spec.shape, value) for spec in self.caches]
+        self.cache_tensors = list(zip(tensors[::2], tensors[1::2], strict=True))
+
+    @torch.no_grad()
+    def run(self, step: Step) -> np.ndarray:
+        inputs = {name: torch.from_numpy(each) for name, each in self.inputs(step).items()}
+        logits, self.cache_tensors = self.backbone(StepInputs(**inputs), self.cache_tensors)
+        found: np.ndarray = logits.numpy()
+        return found
 
 
 def token_prompt(ids: Sequence[int]) -> Prompt:

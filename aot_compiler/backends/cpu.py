@@ -96,10 +96,11 @@ def _start_worker(flag: str | None) -> None:
 
 def _compile(hlo: bytes, ranks: int) -> CompiledProgram:
     from aot_compiler.backends.cpu_instructions import required_cpu_features
+    from aot_compiler.backends.cpu_rewrites import put_weights_on_the_left
     from aot_compiler.xla import compile_for_cpu
 
     started = time.perf_counter()
-    program = compile_for_cpu(hlo, ranks)
+    program = compile_for_cpu(put_weights_on_the_left(hlo), ranks)
     return CompiledProgram(
         program=program, requires=required_cpu_features(program), seconds=time.perf_counter() - started
     )

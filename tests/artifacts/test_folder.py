@@ -25,10 +25,17 @@ from tests.artifacts.places import public_folder, run_python_in_mount, unprivile
 OWNED = ("graphs/", "programs/", "weights/", "tokenizer/")
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built") / "a"
+    build_example(folder)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    build_example(tmp_path / "a")
-    return tmp_path / "a"
+def folder(built: Path, tmp_path: Path) -> Path:
+    """A copy of the example, to be spoilt."""
+    return Path(shutil.copytree(built, tmp_path / "a"))
 
 
 def listed(folder: Path) -> list[str]:
@@ -158,7 +165,7 @@ def test_from_a_read_only_file_system(folder: Path) -> None:
         (lambda path: path.touch(), "is not a folder"),
         (lambda path: path.mkdir(), "has no manifest"),
         (lambda path: (path / "manifest.json").mkdir(parents=True), "has no manifest"),
-        (lambda path: (path.mkdir(), os.mkfifo(path / "manifest.json")), "has no manifest"),
+        (lambda path: path.mkdir() or os.mkfifo(path / "manifest.json"), "has no manifest"),  # type: ignore[func-returns-value]
         (lambda path: path.symlink_to("nowhere"), "does not exist"),
     ],
 )
@@ -368,7 +375,8 @@ def test_a_newer_format_is_told_before_anything_else(folder: Path) -> None:
 
 def test_duplicate_keys(folder: Path) -> None:
     path = folder / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b'"files": {', b'"files": {"/etc/passwd": {}},\n "files": {'))
+    other = b'"files": {"/etc/passwd": {"sha256": "%s", "size": 0}},\n "files": {' % (b"0" * 64)
+    path.write_bytes(path.read_bytes().replace(b'"files": {', other))
     assert "is not in canonical form" in refusal(folder)
 
 

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from artifacts import manifest as manifest_module
 from artifacts.errors import ArtifactError, CorruptArtifactError, FormatVersionError
 from artifacts.manifest import (
     FORMAT_VERSION,
+    MAX_MANIFEST_BYTES,
     EntryRecord,
     FileRecord,
     KvCacheRecord,
@@ -156,7 +158,7 @@ def test_every_truncation_is_caught(example: bytes) -> None:
             decode(example[:length])
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_damage_escapes_or_raises_anything_else(example: bytes, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(example)))
@@ -174,7 +176,7 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_other_value_at_any_place_raises_anything_else(example: bytes, data: st.DataObject) -> None:
     content = json.loads(example)
@@ -324,3 +326,13 @@ def test_the_written_manifest_is_the_one_that_was_given(tmp_path: Path) -> None:
     assert decode((tmp_path / "manifest.json").read_bytes()) == msgspec.structs.replace(
         manifest, self_digest=manifest_digest(manifest)
     )
+
+
+def test_the_page_describes_every_field() -> None:
+    page = Path(manifest_module.__file__).with_name("FORMAT.md").read_text()
+    assert f"# The artifact format, version {FORMAT_VERSION}\n" in page
+    assert f"{MAX_MANIFEST_BYTES // 2**20} MiB" in page
+    structs = [value for value in vars(manifest_module).values() if isinstance(value, type)]
+    fields = {field for struct in structs if issubclass(struct, msgspec.Struct) for field in struct.__struct_fields__}
+    assert {"format_version", "eos_token_ids", "inputs", "sha256"} <= fields
+    assert [field for field in sorted(fields) if f"`{field}`" not in page] == []
