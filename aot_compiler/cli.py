@@ -49,7 +49,7 @@ def compile_command(
         return
     path = _required(config, context)
     _check_packages()
-    from aot_compiler.config import load_config
+    from aot_compiler.config_file import load_config
     from aot_compiler.pipeline import build
     from aot_compiler.progress import BuildView
 
@@ -74,7 +74,7 @@ def plan_command(
     """Show what would be built: entries, shapes, bytes. Nothing is read but headers, and nothing is written."""
     path = _required(config, context)
     _check_packages()
-    from aot_compiler.config import load_config
+    from aot_compiler.config_file import load_config
     from aot_compiler.plan import make_plan
     from aot_compiler.plan_view import plan_as_json, print_plan
 

@@ -1,19 +1,17 @@
-"""The configuration of a build: YAML in, a checked and frozen :class:`CompileConfig` out, all faults of a file at once.
+"""The schema of a build's configuration: which keys there are, what each accepts, and how they have to agree.
 
-Each key is documented where it is declared; :func:`describe_keys` renders the table of all of them, and faults quote
-the same words. A rule about one key stands in that key's type; a rule between keys stands in ``_disagreements``.
+Each key is documented where it is declared; :func:`describe_keys` renders the table of all of them, and the faults of a
+file (``config_file``) quote the same words. A rule about one key stands in that key's type; a rule between keys stands
+in :func:`disagreements`.
 """
 
-import difflib
 import functools
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, get_args
 
 import yaml
 from pydantic import (
@@ -22,16 +20,14 @@ from pydantic import (
     ConfigDict,
     Field,
     Strict,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
-from aot_compiler.yaml_source import Fault, Node, Place, Unread, one_line, read_yaml, read_yaml_file, show, show_path
-from artifacts.errors import ConfigError
+from aot_compiler.yaml_source import show_path
 
 LARGEST_BUCKET = 2**20
 """Largest bucket and cache block, in tokens or rows: nothing sensible is above, and a slip of the keyboard is."""
@@ -41,7 +37,7 @@ LARGEST_CACHE = 2**30
 
 DType = Literal["float32", "bfloat16"]
 Platform = Literal["cpu"]
-Isa = Literal["native", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
+Isa = Literal["native", "x86-64-v3", "x86-64-v4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +48,17 @@ class Phrase:
     choices: tuple[str, ...] = ()
 
 
-def _refuse(*, found: str = "", expected: str = "", action: str = "") -> NoReturn:
-    """Ends a validator of one key; a part left empty is filled in from the value and the key's documentation."""
-    raise PydanticCustomError("rule", "{found}", {"found": found, "expected": expected, "action": action})
+def _refuse(
+    *, found: str = "", expected: str = "", action: str = "", absent: Sequence[tuple[str, ...]] = ()
+) -> NoReturn:
+    """Ends a validator of one key; a part left empty is filled in from the value and the key's documentation.
+
+    Args:
+        absent: paths of keys, where any of them is all that is wanting.
+    """
+    raise PydanticCustomError(
+        "rule", "{found}", {"found": found, "expected": expected, "action": action, "absent": absent}
+    )
 
 
 def _check_path(value: str) -> str:
@@ -182,6 +186,7 @@ class ModelSection(Section):
                 found="is missing, and so is model.source",
                 expected="one of the two",
                 action="add source, or config to compile without weights",
+                absent=[("model", "source"), ("model", "config")],
             )
         return config
 
@@ -239,7 +244,7 @@ class KvCacheSection(Section):
 
 
 class CompileConfig(Section):
-    """A checked configuration. Made from YAML by :func:`load_config`, or from a dict by ``model_validate``.
+    """A checked configuration. Made from YAML by ``config_file.load_config``, or from a dict by ``model_validate``.
 
     Raises:
         pydantic.ValidationError: made in Python from values that break a rule; ``load_config`` turns it into faults.
@@ -289,115 +294,20 @@ class CompileConfig(Section):
 
     @model_validator(mode="after")
     def _check_agreement(self) -> Self:
-        sizes = _Sizes(
+        sizes = Sizes(
             prefill=self.buckets.prefill,
             context=self.buckets.context,
             block_size=self.kv_cache.block_size,
             tokens=self.kv_cache.tokens,
         )
-        found = [f"{d.found}; expected {d.expected}; {d.action}" for d in _disagreements(sizes)]
+        found = [f"{d.found}; expected {d.expected}; {d.action}" for d in disagreements(sizes)]
         if found:
             raise ValueError("\n".join(found))
         return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedConfig:
-    """A configuration and where its relative paths are looked for: the YAML's folder, then the working directory."""
-
-    config: CompileConfig
-    path: Path
-    search: tuple[Path, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeyDoc:
-    """One row of the table of keys; ``default`` is in YAML, or "required"."""
-
-    path: str
-    type: str
-    default: str
-    text: str
-
-
-def load_config(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Reads and checks a configuration.
-
-    Args:
-        path: the YAML file.
-        overrides: ``KEY=VALUE`` each, VALUE in YAML: ``buckets.decode=[1,8]``. A value replaces what the file says at
-            that key, or stands where the file says nothing; of two for one key the later counts.
-
-    Raises:
-        ConfigError: with every fault of the file, in line order, then those of the overrides.
-    """
-    try:
-        search = (path.absolute().parent, Path.cwd())
-    except OSError:
-        raise ConfigError(
-            found="the working directory no longer exists",
-            expected="a working directory to look for relative paths in",
-            action="change to a folder that exists",
-        ) from None
-    root, faults = read_yaml_file(path)
-    if not faults and (root is None or not isinstance(root.value, dict)):
-        fault = Fault(
-            place=Place(source=str(path), line=1) if root is None else root.place,
-            found="the file is empty" if root is None or root.value is None else f"the top level is {show(root.value)}",
-            expected=_section_phrase(CompileConfig),
-            action="write each key, a colon and its value",
-        )
-        faults.append(fault)
-    values = root.value if root is not None and isinstance(root.value, dict) else None
-    for override in overrides:
-        faults += _apply_override(values, override)
-    if root is not None and values is not None:
-        try:
-            config = CompileConfig.model_validate(root.plain())
-        except ValidationError as error:
-            faults += _faults(root, error.errors(include_url=False))
-    if faults:
-        errors = [fault.error() for fault in sorted(faults, key=lambda fault: fault.place.order)]
-        raise errors[0] if len(errors) == 1 else ConfigError(errors)
-    return LoadedConfig(config=config, path=path, search=search)
-
-
-def dump_config(config: CompileConfig) -> str:
-    """The configuration as canonical YAML, defaults written out; ``load_config`` of it gives an equal configuration.
-
-    Paths stand as they were given: none is made absolute.
-    """
-    values = config.model_dump(mode="json", exclude_none=True)
-    return yaml.safe_dump(values, default_flow_style=None, sort_keys=False, allow_unicode=True, width=math.inf)
-
-
-def resolve_path(value: str, search: Sequence[Path]) -> Path | None:
-    """The first file or folder that ``value`` names below one of ``search``; None where there is none.
-
-    An absolute path stands for itself. A leading ``~`` is a character like any other.
-    """
-    for folder in search:
-        candidate = folder / value
-        if os.path.exists(candidate):  # unlike Path.exists, False for a name that is too long
-            return candidate
-    return None
-
-
-def describe_keys() -> list[KeyDoc]:
-    """Every key of the configuration, a section before its own keys."""
-    return [
-        KeyDoc(
-            path=show_path(path),
-            type=_phrase(path).text,
-            default="required" if field.is_required() else _show_default(field.default),
-            text=field.description or "",
-        )
-        for path, field in _KEYS.items()
-    ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Sizes:
+class Sizes:
     """What the rules between keys read; None where the key itself is at fault. Lists are in the order of the file."""
 
     prefill: Sequence[int] | None
@@ -407,21 +317,23 @@ class _Sizes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Disagreement:
+class Disagreement:
+    """A rule between keys that is broken: ``path`` is of the value to change, the rest is the text of its fault."""
+
     path: tuple[str | int, ...]
     found: str
     expected: str
     action: str
 
 
-def _disagreements(sizes: _Sizes) -> Iterator[_Disagreement]:
+def disagreements(sizes: Sizes) -> Iterator[Disagreement]:
     """The rules between keys, which need the values of more than one."""
     block_size, tokens = sizes.block_size, sizes.tokens
     longest = None if sizes.context is None else max(sizes.context)
     if longest is not None:
         for i, bucket in enumerate(sizes.prefill or ()):
             if bucket > longest:
-                yield _Disagreement(
+                yield Disagreement(
                     path=("buckets", "prefill", i),
                     found=f"buckets.prefill[{i}] is {bucket}, a bucket that no context can hold",
                     expected=f"at most the largest of buckets.context, {longest}",
@@ -430,7 +342,7 @@ def _disagreements(sizes: _Sizes) -> Iterator[_Disagreement]:
     if block_size is not None:
         for i, bucket in enumerate(sizes.context or ()):
             if bucket % block_size:
-                yield _Disagreement(
+                yield Disagreement(
                     path=("buckets", "context", i),
                     found=f"buckets.context[{i}] is {bucket}, not a whole number of cache blocks",
                     expected=f"a multiple of kv_cache.block_size, {block_size}",
@@ -438,14 +350,14 @@ def _disagreements(sizes: _Sizes) -> Iterator[_Disagreement]:
                 )
     if tokens is not None and longest is not None and tokens < longest:
         block = block_size or 1
-        yield _Disagreement(
+        yield Disagreement(
             path=("kv_cache", "tokens"),
             found=f"kv_cache.tokens is {tokens}, too few for one sequence of the largest context",
             expected=f"at least the largest of buckets.context, {longest}",
             action=f"write at least {math.ceil(longest / block) * block}",
         )
     elif tokens is not None and block_size is not None and tokens % block_size:
-        yield _Disagreement(
+        yield Disagreement(
             path=("kv_cache", "tokens"),
             found=f"kv_cache.tokens is {tokens}, not a whole number of cache blocks",
             expected=f"a multiple of kv_cache.block_size, {block_size}",
@@ -458,111 +370,27 @@ def _nearest_multiples(value: int, step: int) -> str:
     return f"{below} or {below + step}" if below else str(step)
 
 
-def _apply_override(values: dict[str, Node] | None, override: str) -> list[Fault]:
-    """Puts one ``KEY=VALUE`` into the file's values, where there are any, and returns its faults."""
-    place = Place(source=f"--set {one_line(override)}")
-    name, equals, text = override.partition("=")
-    if not equals:
-        fault = Fault(
-            place=place,
-            found="has no =",
-            expected="KEY=VALUE, VALUE in YAML",
-            action="write it as in --set buckets.decode=[1,8]",
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyDoc:
+    """One row of the table of keys; ``default`` is in YAML, or "required"."""
+
+    path: str
+    type: str
+    default: str
+    text: str
+
+
+def describe_keys() -> list[KeyDoc]:
+    """Every key of the configuration, a section before its own keys."""
+    return [
+        KeyDoc(
+            path=show_path(path),
+            type=phrase_of(path).text,
+            default="required" if field.is_required() else _show_default(field.default),
+            text=field.description or "",
         )
-        return [fault]
-    known = {show_path(path): path for path in _KEYS}
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        fault = Fault(
-            place=place,
-            found=f"unknown key {one_line(name) or '(empty)'}",
-            expected=f"one of {', '.join(known)}",
-            action=f"did you mean {near[0]}?" if near else "remove it",
-        )
-        return [fault]
-    node, faults = read_yaml(text, lambda line, column: place)
-    if faults or values is None:
-        return faults
-    *sections, key = known[name]
-    for section in sections:
-        node_of_section = values.setdefault(section, Node(value={}, place=place))
-        shorthand = _SECTIONS[section].shorthand
-        if shorthand is not None and isinstance(node_of_section.value, str):
-            node_of_section = Node(value={shorthand: node_of_section}, place=node_of_section.place)
-            values[section] = node_of_section
-        if not isinstance(node_of_section.value, dict):
-            return []  # the file's own fault, and found there
-        values = node_of_section.value
-    values[key] = Node(value=None if node is None else node.value, place=place)
-    return []
-
-
-def _faults(root: Node, errors: Sequence[ErrorDetails]) -> Iterator[Fault]:
-    """The faults of single keys, then of the rules between those keys that are sound."""
-    for error in errors:
-        if error["loc"]:  # the error without a path is of rules between keys: below they are found with theirs
-            yield _fault(root, error)
-    at_fault = {error["loc"][:2] for error in errors}
-    plain = cast("dict[str, dict[str, Any]]", root.plain())
-
-    def sound(section: str, key: str) -> Any:
-        if (section,) in at_fault or (section, key) in at_fault:
-            return None
-        return plain[section].get(key, _SECTIONS[section].model_fields[key].default)
-
-    sizes = _Sizes(
-        prefill=sound("buckets", "prefill"),
-        context=sound("buckets", "context"),
-        block_size=sound("kv_cache", "block_size"),
-        tokens=sound("kv_cache", "tokens"),
-    )
-    for rule in _disagreements(sizes):
-        yield Fault(place=root.place_of(rule.path), found=rule.found, expected=rule.expected, action=rule.action)
-
-
-def _fault(root: Node, error: ErrorDetails) -> Fault:
-    """One of pydantic's errors in our words: it tells what is wrong, the key's documentation what would be right."""
-    path, value, kind = error["loc"], error["input"], error["type"]
-    place, name = root.place_of(path), show_path(path)
-    if kind == "extra_forbidden":
-        *above, key = path
-        siblings = list((_SECTIONS[str(above[0])] if above else CompileConfig).model_fields)
-        return Fault(
-            place=place,
-            found=f"unknown key {name}",
-            expected=f"one of {', '.join(siblings)}",
-            action=_suggest_key(str(key), siblings),
-        )
-    phrase = _phrase(path)
-    if kind == "missing":
-        return Fault(
-            place=place, found=f"key {name} is missing", expected=phrase.text, action=f"add {_example(_key_of(path))}"
-        )
-    near = difflib.get_close_matches(value, phrase.choices, n=1) if isinstance(value, str) else []
-    if isinstance(value, Unread) and value.cure:
-        action = value.cure
-    elif kind == "string_type" and isinstance(value, bool | int | Unread):
-        action = "put it in quotes"
-    elif kind == "int_type" and isinstance(value, str) and value.isdecimal():
-        action = "remove the quotes"
-    elif near:
-        action = f"did you mean {near[0]}?"
-    else:
-        action = f"write it as in {_example(_key_of(path))}"
-    wrong_type = kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str))
-    stated = error.get("ctx", {}) if kind == "rule" else {}
-    return Fault(
-        place=place,
-        found=f"{name} {stated.get('found') or f'is {show(value, kind=wrong_type)}'}",
-        expected=stated.get("expected") or phrase.text,
-        action=stated.get("action") or action,
-    )
-
-
-def _suggest_key(key: str, siblings: Sequence[str]) -> str:
-    """What to do about an unknown key: a sibling of a like name, or the same name in another section."""
-    near = difflib.get_close_matches(key, siblings, n=1) or [show_path(path) for path in _KEYS if path[-1] == key]
-    return f"did you mean {' or '.join(near)}?" if near else "remove it"
+        for path, field in KEYS.items()
+    ]
 
 
 def _walk(section: type[Section], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
@@ -572,40 +400,40 @@ def _walk(section: type[Section], above: tuple[str, ...] = ()) -> Iterator[tuple
             yield from _walk(field.annotation, (*above, name))
 
 
-_KEYS = dict(_walk(CompileConfig))
-_SECTIONS: dict[str, type[Section]] = {
-    path[0]: field.annotation
-    for path, field in _KEYS.items()
+KEYS: dict[tuple[str, ...], FieldInfo] = dict(_walk(CompileConfig))
+"""Every key by its path, a section before its own keys."""
+
+SECTIONS: dict[tuple[str, ...], type[Section]] = {(): CompileConfig} | {
+    path: field.annotation
+    for path, field in KEYS.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
+"""Every section by its path, the whole configuration by ``()``."""
 
 
-def _key_of(path: Sequence[str | int]) -> tuple[str, ...]:
+def key_of(path: Sequence[str | int]) -> tuple[str, ...]:
     """The path without the index of a list item."""
     return tuple(step for step in path if isinstance(step, str))
 
 
-def _phrase(path: Sequence[str | int]) -> Phrase:
-    """What the key, or the list item, at ``path`` accepts."""
-    key = _key_of(path)
-    if key[-1] in _SECTIONS:
-        return Phrase(_section_phrase(_SECTIONS[key[-1]]))
-    field = _KEYS[key]
+def phrase_of(path: Sequence[str | int]) -> Phrase:
+    """What the key, the section or the list item at ``path`` accepts."""
+    key = key_of(path)
+    if key in SECTIONS:
+        section = SECTIONS[key]
+        keys = f"a mapping with the keys {', '.join(section.model_fields)}"
+        return Phrase(keys if section.shorthand is None else f"{keys}, or the {section.shorthand} alone")
+    field = KEYS[key]
     # The outer type's own phrase, then those of its items or of its choices but None.
     inner = [mark for argument in get_args(field.annotation) for mark in getattr(argument, "__metadata__", ())]
     marks = inner if isinstance(path[-1], int) else [*field.metadata, *inner]
     return next(mark for mark in marks if isinstance(mark, Phrase))
 
 
-def _section_phrase(section: type[Section]) -> str:
-    keys = f"a mapping with the keys {', '.join(section.model_fields)}"
-    return keys if section.shorthand is None else f"{keys}, or the {section.shorthand} alone"
-
-
 @functools.cache
-def _example(key: tuple[str, ...]) -> str:
+def example_of(key: tuple[str, ...]) -> str:
     """The example of a key as one line of YAML, ``decode: [1, 4, 16]``."""
-    examples = _KEYS[key].examples
+    examples = KEYS[key].examples
     assert examples, f"key {key} is declared without an example"
     return yaml.safe_dump({key[-1]: examples[0]}, default_flow_style=True, sort_keys=False, width=math.inf)[1:-2]
 

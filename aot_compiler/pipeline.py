@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from aot_compiler.backends.cpu import CompiledProgram, CpuBackend
-from aot_compiler.config import LoadedConfig, dump_config
+from aot_compiler.config_file import LoadedConfig, dump_config
 from aot_compiler.lowering import LoweredEntry, lower
 from aot_compiler.plan import CompilePlan, LayoutPlan, make_plan
 from aot_compiler.tokenizer import tokenizer_files

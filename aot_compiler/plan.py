@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aot_compiler.config import CompileConfig, LoadedConfig, resolve_path
+from aot_compiler.config import CompileConfig
+from aot_compiler.config_file import LoadedConfig, resolve_path
 from artifacts.errors import CheckpointNotFoundError, PlanError, UnsupportedModelError
 from artifacts.signature import EntrySignature, TensorSpec, entry_signature
 from model_defs.checkpoint import Checkpoint, open_checkpoint

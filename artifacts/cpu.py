@@ -14,10 +14,11 @@ _V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"
 _V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 
-X86_64_LEVELS: dict[str, frozenset[str]] = {"x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4}
-"""Features of each level, lower levels included, beyond those of every x86-64 CPU (SSE2 and below).
+X86_64_LEVELS: dict[str, frozenset[str]] = {"x86-64-v3": _V3, "x86-64-v4": _V4}
+"""Features of each level that a build may name, beyond those of every x86-64 CPU (SSE2 and below).
 
-Source: x86-64 psABI, "Micro-Architecture Levels". Its OSXSAVE is not in the list: without it Linux shows no "avx".
+A level includes those below it. Source: x86-64 psABI, "Micro-Architecture Levels". Its OSXSAVE is not in the list:
+without it Linux shows no "avx".
 """
 
 
@@ -87,7 +88,7 @@ def check_cpu(architecture: str, required: Iterable[str], *, present: frozenset[
 
 
 def _how_to_rebuild(present: frozenset[str]) -> str:
-    """Advise the highest level that the CPU has. v2 is not advised: see aot_compiler/backends/isa.py."""
+    """Advise the highest level that the CPU has."""
     for level in ("x86-64-v4", "x86-64-v3"):
         if X86_64_LEVELS[level] <= present:
             return f"rebuild the artifact with `--set target.isa={level}`"

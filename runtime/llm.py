@@ -1,5 +1,6 @@
 """``LLM``: prompts in, tokens out. The way into the runtime: load, check prompts, run the engine, return outputs."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from runtime.tokenizer import Tokenizer
 
 
 class LLM:
-    """A loaded artifact, ready to generate.
+    """A loaded artifact, ready to generate. Calls from several threads take turns.
 
     Args:
         path: the artifact's folder.
@@ -45,6 +46,7 @@ class LLM:
         self.program = load(path, layout, preload=preload, warmup=warmup, verify=verify, threads=threads)
         self.tokenizer = Tokenizer.load(self.program.artifact.root / "tokenizer")
         self._engine = Engine(self.program, self.tokenizer)
+        self._engine_lock = threading.Lock()
         self._requests = 0
 
     @property
@@ -79,14 +81,15 @@ class LLM:
         batch = _as_batch(prompts)
         params = _as_params(sampling_params, len(batch))
         parsed = [self._parse(prompt) for prompt in batch]
-        ids = [str(self._requests + i) for i in range(len(batch))]
-        self._requests += len(batch)
-        try:
-            for request_id, prompt, own in zip(ids, parsed, params, strict=True):
-                self._engine.add(request_id, prompt, own)
-            outputs = {output.request_id: output for output in self._engine.run()}
-        finally:
-            self._engine.clear()
+        with self._engine_lock:
+            ids = [str(self._requests + i) for i in range(len(batch))]
+            self._requests += len(batch)
+            try:
+                for request_id, prompt, own in zip(ids, parsed, params, strict=True):
+                    self._engine.add(request_id, prompt, own)
+                outputs = {output.request_id: output for output in self._engine.run()}
+            finally:
+                self._engine.clear()
         return [outputs[request_id] for request_id in ids]
 
     def chat(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM
 
-from aot_compiler.config import load_config
+from aot_compiler.config_file import load_config
 from aot_compiler.pipeline import build
 from tests.oracle import random_llama
 from tests.runtime.small_tokenizers import byte_level, write_folder

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from aot_compiler.lowering import lower
 from aot_compiler.trace import trace
@@ -17,6 +18,8 @@ from model_defs.step import Backbone, StepInputs
 from runtime.batch import CachedSequence, Step, StepBuilder
 from runtime.pjrt import Devices
 from runtime.prompts import Prompt
+
+transformers_logging.set_verbosity_error()  # it warns of rope options that are unusual, as those of tests are
 
 
 def random_llama(seed: int = 0, **options: Any) -> LlamaForCausalLM:

@@ -13,7 +13,8 @@ from typer.main import get_command
 import aot_compiler.cli
 import runtime.artifact_cli
 import runtime.cli
-from aot_compiler.config import describe_keys, load_config
+from aot_compiler.config import describe_keys
+from aot_compiler.config_file import load_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

@@ -6,8 +6,8 @@ build machine lacks. What was measured with jaxlib 0.10.2:
 
 - AVX2 takes away AVX-512 and keeps the rest of the build machine, for instance sse4a on AMD and gfni on Intel.
 - AVX512 takes away VNNI and BF16 only: VBMI, IFMA and others of a newer machine remain.
-- SSE4_2 takes away AVX, FMA and F16C and keeps BMI. Programs with a gather then use ``andn``, so that they are within
-  x86-64-v2 only where the build machine has no BMI. jaxlib itself asks for AVX, so few machines could gain from v2.
+
+x86-64-v2 is not offered: SSE4_2 leaves BMI in programs (``andn`` in a gather), and jaxlib itself demands AVX.
 
 Hence a level is a promise to check, by `features_within` on what the finished program uses, and not one that XLA keeps.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from artifacts.cpu import X86_64_LEVELS, missing_features
 
-_MAX_ISA = {"native": None, "x86-64-v2": "SSE4_2", "x86-64-v3": "AVX2", "x86-64-v4": "AVX512"}
+_MAX_ISA = {"native": None, "x86-64-v3": "AVX2", "x86-64-v4": "AVX512"}
 
 
 def max_isa_flag(isa: str) -> str | None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from aot_compiler.config import load_config
+from aot_compiler.config_file import load_config
 from aot_compiler.plan import CompilePlan, make_plan
 from artifacts.errors import CheckpointNotFoundError, PlanError, UnsupportedModelError
 
@@ -57,7 +57,7 @@ def test_two_entries_of_a_kind_never_differ_in_input_names_or_order() -> None:
 
 
 def test_weights_need_a_checkpoint() -> None:
-    with pytest.raises(CheckpointNotFoundError, match="meta-llama/Llama-3.1-8B-Instruct"):
+    with pytest.raises(CheckpointNotFoundError, match="meta-llama/Llama-3\\.1-8B-Instruct"):
         plan("llama-3.1-8b.yaml", with_weights=True)
 
 

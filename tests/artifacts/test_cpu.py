@@ -86,7 +86,7 @@ def test_a_program_that_needs_nothing_runs_on_an_unknown_cpu() -> None:
             "rebuild the artifact with `--set target.isa=x86-64-v4`",
         ),
         (
-            X86_64_LEVELS["x86-64-v2"] | {"avx"},
+            X86_64_LEVELS["x86-64-v3"] - {"avx2"},
             ("avx", "avx2"),
             "a CPU without avx2, which the programs use; expected a CPU with avx, avx2; "
             "rebuild the artifact on this machine with `--set target.isa=native`",
