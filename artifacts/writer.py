@@ -44,10 +44,9 @@ class ArtifactWriter:
         self.output = output
         self.files: dict[str, FileRecord] = {}
         self._lock: BinaryIO | None = None
-        self._temporaries: dict[Path, Path] = {}
-        """Files that stand beside their places, and these places."""
-        self._staged: set[Path] = set()
-        """Those of them that are complete and that commit moves into place."""
+        self._temporaries: set[Path] = set()
+        self._staged: dict[Path, Path] = {}
+        """Temporary files that are complete, and the places to which commit moves them."""
         self._earlier_files: set[str] = set()
         """What earlier builds put in place, by path. Where one was killed, its marker tells what no manifest does."""
         self._made_folder = False
@@ -89,9 +88,9 @@ class ArtifactWriter:
                 with self._beside(path) as (file, temporary):
                     file.write(data)
                 if addressed:
-                    self._publish(temporary, path)
+                    temporary.replace(path)
                 else:
-                    self._staged.add(temporary)
+                    self._staged[temporary] = path
         self.files[relative] = record
         return relative
 
@@ -113,7 +112,7 @@ class ArtifactWriter:
             record = write(file)
         relative = template.format(sha256=record.sha256)
         with self._reported():
-            self._publish(temporary, self.output / relative)
+            temporary.replace(self.output / relative)
         self.files[relative] = record
         return relative
 
@@ -137,10 +136,10 @@ class ArtifactWriter:
                 file.write(data)
             self._note_files_in_marker()
             for staged in sorted(self._staged):
-                self._publish(staged, self._temporaries[staged])
+                staged.replace(self._staged[staged])
             for folder in sorted({parent for path in self.files for parent in PurePosixPath(path).parents}):
                 _sync_folder(self.output / folder)
-            self._publish(temporary, self.output / MANIFEST)
+            temporary.replace(self.output / MANIFEST)
             _sync_folder(self.output)
             self._remove_earlier_files()
             (self.output / BUILD_MARKER).unlink()
@@ -170,6 +169,7 @@ class ArtifactWriter:
         self._lock.write("".join(f"\n{path}" for path in sorted(self._earlier_files | set(self.files))).encode())
         self._lock.flush()
         os.fsync(self._lock.fileno())
+        _sync_folder(self.output)  # a reader must meet the marker before it can meet a file that was moved
 
     def _leave_as_found(self) -> None:
         """Undo ``__enter__`` after a build that failed before it wrote anything."""
@@ -191,17 +191,13 @@ class ArtifactWriter:
                     expected="folders of an artifact inside it, so that it can be moved",
                     action="remove the link, or choose another output",
                 )
-            self._temporaries[temporary] = path
+            self._temporaries.add(temporary)
             raw = _OutputFile(temporary, self._reported)
         with io.BufferedWriter(raw) as file:
             yield file, temporary
             file.flush()
             with self._reported():
                 os.fsync(file.fileno())
-
-    def _publish(self, temporary: Path, path: Path) -> None:
-        temporary.replace(path)
-        del self._temporaries[temporary]
 
     def _remove_earlier_files(self) -> None:
         """Remove what earlier builds made and this one does not list. A user's own files stay."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+"""Of the repository: where processes of the tests find their modules."""
 NOBODY = 65534
 
 
@@ -42,10 +44,15 @@ def run_python_in_mount(mount: str, script: str, *arguments: object) -> str:
         Standard output. The test is skipped where the system does not let us mount.
     """
     unshare = ["unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*unshare, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True).returncode != 0:
+    if (
+        subprocess.run(
+            [*unshare, "mount", "-t", "tmpfs", "none", tempfile.gettempdir()], capture_output=True
+        ).returncode
+        != 0
+    ):
         pytest.skip("this system does not allow mounts in a user namespace")
     command = f'{mount} && exec "$PYTHON" -c "$SCRIPT" "$@"'
-    environment = {**os.environ, "PYTHON": sys.executable, "SCRIPT": script, "PYTHONPATH": os.getcwd()}
+    environment = {**os.environ, "PYTHON": sys.executable, "SCRIPT": script, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
         [*unshare, "sh", "-c", command, "sh", *map(str, arguments)], env=environment, capture_output=True, text=True
     )

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -13,6 +12,7 @@ import typer
 from artifacts import errors
 from artifacts.command_line import run
 from artifacts.errors import AotError, ConfigError, CorruptArtifactError, PromptError, ToolMissingError
+from tests.artifacts.places import ROOT
 
 
 def ending(command: Callable[[], object]) -> object:
@@ -82,7 +82,7 @@ def test_under_typer(argument: str, code: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("lines", [1, 10_000], ids=["a little", "more than a pipe holds"])
-def test_a_reader_that_went_away(lines: int, tmp_path: Path) -> None:
+def test_a_reader_that_went_away(lines: int) -> None:
     script = f"""if True:
         from artifacts.command_line import run
         def command():
@@ -90,9 +90,11 @@ def test_a_reader_that_went_away(lines: int, tmp_path: Path) -> None:
                 print("line", i)
         run(command)
     """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reading, writing = os.pipe()
     os.close(reading)
-    result = subprocess.run([sys.executable, "-c", script], stdout=writing, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
     os.close(writing)
     assert (result.returncode, result.stderr) == (1, "")
 

@@ -23,7 +23,7 @@ from artifacts.folder import BUILD_MARKER, open_artifact
 from artifacts.manifest import FileRecord, Manifest
 from artifacts.writer import ArtifactWriter, check_output
 from tests.artifacts.example import add_example, build_example, tree
-from tests.artifacts.places import public_folder, run_python_in_mount, unprivileged
+from tests.artifacts.places import ROOT, public_folder, run_python_in_mount, unprivileged
 
 RULES = "; expected a new or empty folder, or an earlier artifact; choose another output"
 CANNOT_WRITE = (
@@ -160,6 +160,8 @@ def test_every_file_is_on_disk_before_the_manifest(tmp_path: Path, monkeypatch: 
     assert events[commit + 1] == ("fsync", ".")
     assert all(i > commit + 1 for i, (kind, _) in enumerate(events) if kind == "remove")
     assert events[-1] == ("remove", BUILD_MARKER)
+    first_moved = min(events.index(("rename", path)) for path in ("config.yaml", "tokenizer/tokenizer.json"))
+    assert events.index(("fsync", BUILD_MARKER)) < events.index(("fsync", ".")) < first_moved
     moved = [path for kind, path in events if kind == "rename"]
     assert set(moved[-3:-1]) == {"config.yaml", "tokenizer/tokenizer.json"}
     assert moved[-1] == "manifest.json"
@@ -197,7 +199,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], t
             place.mkdir()
             start = str(base / "earlier") if rebuild else "-"
             command = [sys.executable, "-m", "tests.artifacts.stopped_builds", how, str(place), start]
-            done[how, rebuild] = place, int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            steps = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout
+            done[how, rebuild] = place, int(steps)
         return done[how, rebuild]
 
     return run
@@ -286,6 +289,11 @@ def test_a_build_that_fails_before_it_writes_leaves_the_place_as_it_was(tmp_path
     before = tree(tmp_path / "a")
     fail(tmp_path / "a")
     assert tree(tmp_path / "a") == before
+    (tmp_path / "a" / "tokenizer").rename(tmp_path / "outside")
+    (tmp_path / "a" / "tokenizer").symlink_to(tmp_path / "outside")
+    (tmp_path / "outside" / "empty").mkdir()
+    fail(tmp_path / "a")
+    assert (tmp_path / "outside" / "empty").exists()
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / BUILD_MARKER).touch()
     fail(tmp_path / "killed")
@@ -472,7 +480,7 @@ def test_a_killed_process_gives_up_the_folder(tmp_path: Path) -> None:
             print("written", flush=True)
             time.sleep(60)
     """
-    with subprocess.Popen([sys.executable, "-c", script, str(output)], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", script, str(output)], stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"written\n"
         assert refusal(output) == busy(output)
