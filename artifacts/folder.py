@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from artifacts.consistency import check_consistency, is_addressed, is_relative_inside
 from artifacts.errors import (
@@ -60,6 +60,28 @@ class Artifact:
                 action="do not use this artifact",
             )
         return path
+
+    def read(self, relative: str) -> bytes:
+        """Content of a file that the manifest lists.
+
+        Raises:
+            CorruptArtifactError: it has gone since the artifact was opened, or has another size.
+        """
+        path, size = self.path(relative), self.manifest.files[relative].size
+        with _readable(self.root, relative):
+            data = path.read_bytes()
+        if len(data) != size:
+            raise CorruptArtifactError(
+                found=f"{self.root}: {relative} has {len(data)} bytes",
+                expected=f"{size} bytes",
+                action="restore the file or rebuild the artifact",
+            )
+        return data
+
+    def read_folder(self, folder: str) -> dict[str, bytes]:
+        """Content of the files that the manifest lists directly below ``folder``, by name."""
+        listed = (PurePosixPath(relative) for relative in self.manifest.files)
+        return {path.name: self.read(str(path)) for path in listed if path.parent == PurePosixPath(folder)}
 
     def layout(self, name: str | None) -> LayoutRecord:
         """The layout called ``name``; None takes the only one.

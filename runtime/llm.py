@@ -44,7 +44,7 @@ class LLM:
         threads: int | None = None,
     ) -> None:
         self.program = load(path, layout, preload=preload, warmup=warmup, verify=verify, threads=threads)
-        self.tokenizer = Tokenizer.load(self.program.artifact.root / "tokenizer")
+        self.tokenizer = Tokenizer.from_files(self.program.artifact.read_folder("tokenizer"))
         self._engine = Engine(self.program, self.tokenizer)
         self._engine_lock = threading.Lock()
         self._requests = 0

@@ -243,7 +243,7 @@ class Program:
                 with self._stage(f"program {entry}"), compilation_forbidden(self._counters.count_compilation):
                     record = self._records[entry].program
                     assert record is not None
-                    future.set_result(self._devices.load(self._artifact.path(record.file).read_bytes(), record.file))
+                    future.set_result(self._devices.load(self._artifact.read(record.file), record.file))
             except BaseException as error:
                 with self._loading:
                     del self._executables[entry]

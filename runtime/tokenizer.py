@@ -71,23 +71,30 @@ class Tokenizer:
         Raises:
             CorruptArtifactError: one of the files does not parse.
         """
-        path = folder / TOKENIZER_FILE
-        if not path.is_file():
+        paths = [folder / name for name in (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)]
+        return Tokenizer.from_files({path.name: path.read_bytes() for path in paths if path.is_file()})
+
+    @staticmethod
+    def from_files(files: Mapping[str, bytes]) -> "Tokenizer | None":
+        """The tokenizer of these files, by name as in ``load``.
+
+        Raises:
+            CorruptArtifactError: one of the files does not parse.
+        """
+        if TOKENIZER_FILE not in files:
             return None
         try:
-            tokenizer = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+            tokenizer = tokenizers.Tokenizer.from_buffer(files[TOKENIZER_FILE])
         except Exception as error:  # the library raises no narrower class
-            raise _corrupt(path, error, "a file of the tokenizers library") from error
-        path = folder / CONFIG_FILE
+            raise _corrupt(TOKENIZER_FILE, error, "a file of the tokenizers library") from error
         try:
-            config = msgspec.json.decode(path.read_bytes(), type=_Config) if path.is_file() else _Config()
+            config = msgspec.json.decode(files.get(CONFIG_FILE, b"{}"), type=_Config)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise _corrupt(path, error, "a JSON object whose special tokens are strings") from error
-        path = folder / TEMPLATE_FILE
+            raise _corrupt(CONFIG_FILE, error, "a JSON object whose special tokens are strings") from error
         try:
-            template = path.read_text(encoding="utf-8") if path.is_file() else None
+            template = files[TEMPLATE_FILE].decode("utf-8") if TEMPLATE_FILE in files else None
         except UnicodeDecodeError as error:
-            raise _corrupt(path, error, "a Jinja template in UTF-8") from error
+            raise _corrupt(TEMPLATE_FILE, error, "a Jinja template in UTF-8") from error
         return Tokenizer(tokenizer, config.special_tokens(), template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -186,9 +193,9 @@ def _types(decoder: Mapping[str, Any]) -> Iterator[str]:
         yield from _types(part)
 
 
-def _corrupt(path: Path, error: Exception, expected: str) -> CorruptArtifactError:
+def _corrupt(name: str, error: Exception, expected: str) -> CorruptArtifactError:
     return CorruptArtifactError(
-        found=f"tokenizer/{path.name} cannot be read ({_one_line(error)})",
+        found=f"tokenizer/{name} cannot be read ({_one_line(error)})",
         expected=expected,
         action="restore the file or rebuild the artifact",
     )

@@ -1,3 +1,4 @@
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,13 @@ import torch
 from transformers import LlamaForCausalLM
 
 import artifacts.cpu
-from artifacts.errors import CompilationForbiddenError, EntryNotFoundError, LayoutNotFoundError, MissingCpuFeaturesError
+from artifacts.errors import (
+    CompilationForbiddenError,
+    CorruptArtifactError,
+    EntryNotFoundError,
+    LayoutNotFoundError,
+    MissingCpuFeaturesError,
+)
 from artifacts.folder import file_record, open_artifact
 from runtime.llm import LLM
 from runtime.pjrt import Devices
@@ -323,3 +330,25 @@ def test_an_absent_layout_is_refused_with_those_there_are(tiny_artifact: Path) -
     with pytest.raises(LayoutNotFoundError) as caught:
         load(tiny_artifact, "tp4-sp")
     assert str(caught.value) == "layout tp4-sp; expected one of tp1; name one of these, or build the layout"
+
+
+def test_a_program_that_has_gone_since_the_load_is_an_error_of_the_artifact(
+    tiny_artifact: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_artifact, copy)
+    program = load(copy)
+    shutil.rmtree(copy / "programs")
+    with pytest.raises(
+        CorruptArtifactError, match=r"programs/cpu/.*\.xla cannot be read \(No such file or directory\)"
+    ):
+        program.run("prefill_t32_c32", **prefill_inputs(IDS, [3, 1, 7]))
+    program.close()
+
+
+def test_a_tokenizer_that_the_manifest_does_not_list_is_not_used(tiny_artifact: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_artifact, copy)
+    (copy / "tokenizer" / "extra.jinja").write_text("unlisted")
+    listed = open_artifact(copy).read_folder("tokenizer")
+    assert sorted(listed) == ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]
