@@ -17,7 +17,7 @@ BUILDABLE_LAYOUTS = ("tp1",)
 
 _PROGRAM_BYTES = 60_000
 _PROGRAM_BYTES_PER_LAYER = 48_000
-"""An XLA:CPU program has about these sizes, measured from 1 to 32 layers; see docs/benchmarks.md."""
+"""An XLA:CPU program has about these sizes, measured from 1 to 32 layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,14 +82,14 @@ def make_plan(loaded: LoadedConfig, *, with_weights: bool) -> CompilePlan:
     _check_layouts(config)
     _check_context(config, backbone)
     blocks = config.kv_cache.tokens // config.kv_cache.block_size + 1
-    eos = generation.get("eos_token_id") or architecture.get("eos_token_id")
+    eos = generation.get("eos_token_id")
     return CompilePlan(
         config=config,
         architecture=str(architecture["architectures"][0]),  # type: ignore[index]
         backbone=backbone,
         checkpoint=checkpoint,
         blocks=blocks,
-        eos_token_ids=_token_ids(eos),
+        eos_token_ids=_token_ids(architecture.get("eos_token_id") if eos is None else eos),
         layouts=tuple(_layout(name, config, backbone, blocks) for name in config.layouts),
     )
 
@@ -107,9 +107,16 @@ def _open_checkpoint(loaded: LoadedConfig, *, with_weights: bool) -> Checkpoint 
     try:
         return open_checkpoint(model.source, search=loaded.search)
     except CheckpointNotFoundError:
-        if with_weights or model.config is None:
+        if with_weights or (model.config is None and _config_beside_source(loaded) is None):
             raise
         return None
+
+
+def _config_beside_source(loaded: LoadedConfig) -> Path | None:
+    """The ``config.json`` of a source that is a folder, whether or not its weights are there."""
+    folder = resolve_path(loaded.config.model.source or "", loaded.search)
+    path = folder / "config.json" if folder else None
+    return path if path and path.is_file() else None
 
 
 def _architecture(
@@ -117,9 +124,12 @@ def _architecture(
 ) -> tuple[Mapping[str, object], Mapping[str, object]]:
     """The Hugging Face configuration, and the generation configuration beside it."""
     path = loaded.config.model.config
-    if path is None:
-        assert checkpoint is not None  # the configuration demands one of the two
+    if path is None and checkpoint is not None:
         return checkpoint.config, checkpoint.generation_config
+    if path is None:
+        beside = _config_beside_source(loaded)
+        assert beside is not None  # _open_checkpoint has refused a source that gives no architecture
+        return _folder_configs(beside, loaded.config.model.source or "")
     generation = checkpoint.generation_config if checkpoint else {}
     found = resolve_path(path, loaded.search)
     if found is None:
@@ -129,6 +139,14 @@ def _architecture(
             action="correct the path",
         )
     return _read_json(found, path), generation
+
+
+def _folder_configs(config: Path, source: str) -> tuple[Mapping[str, object], Mapping[str, object]]:
+    generation = config.with_name("generation_config.json")
+    return (
+        _read_json(config, f"{source}/{config.name}"),
+        _read_json(generation, f"{source}/{generation.name}") if generation.is_file() else {},
+    )
 
 
 def _read_json(found: Path, origin: str) -> Mapping[str, object]:
@@ -189,20 +207,23 @@ def _layout(name: str, config: CompileConfig, backbone: Backbone, blocks: int) -
     )
 
 
-def _entries(config: CompileConfig, backbone: Backbone) -> Iterator[EntrySignature]:
-    """Every prefill whose tokens fit the context it reads, then every decode."""
+def entry_sizes(config: CompileConfig) -> Iterator[tuple[Kind, int, int]]:
+    """Kind, rows and context of each entry of a layout: every prefill that fits its context, then every decode."""
     buckets = config.buckets
-    for kind, sizes in (("prefill", buckets.prefill), ("decode", buckets.decode)):
-        for rows in sizes:
-            for context in buckets.context:
-                if kind == "prefill" and rows > context:
-                    continue
-                yield entry_signature(
-                    kind,  # type: ignore[arg-type]
-                    rows=rows,
-                    context=context,
-                    block_size=config.kv_cache.block_size,
-                    hidden_size=backbone.facts.hidden_size,
-                    vocab_size=backbone.facts.vocab_size,
-                    dtype=config.model.dtype,
-                )
+    for rows in buckets.prefill:
+        yield from (("prefill", rows, context) for context in buckets.context if rows <= context)
+    for rows in buckets.decode:
+        yield from (("decode", rows, context) for context in buckets.context)
+
+
+def _entries(config: CompileConfig, backbone: Backbone) -> Iterator[EntrySignature]:
+    for kind, rows, context in entry_sizes(config):
+        yield entry_signature(
+            kind,
+            rows=rows,
+            context=context,
+            block_size=config.kv_cache.block_size,
+            hidden_size=backbone.facts.hidden_size,
+            vocab_size=backbone.facts.vocab_size,
+            dtype=config.model.dtype,
+        )

@@ -9,6 +9,7 @@
     │   ├── CorruptCheckpointError      truncated or unreadable file
     │   └── CheckpointTensorError       missing, unexpected or wrongly shaped tensors
     ├── UnsupportedModelError           architecture or option without an implementation
+    ├── MissingPackageError             Python packages of an extra that is not installed
     ├── CompileError
     │   ├── UnsupportedOperatorError    an ATen operator without a lowering
     │   ├── LintError                   HLO that an accelerator's compiler would refuse
@@ -21,7 +22,9 @@
     │   └── TargetMismatchError         programs for another platform or another toolchain
     │       └── MissingCpuFeaturesError this CPU lacks instructions that the program uses
     ├── LayoutNotFoundError             a layout that the artifact does not hold
-    ├── EntryNotFoundError              an entry that the layout does not hold, or inputs that are not its own
+    ├── EntryNotFoundError              an entry that the layout does not hold
+    ├── EntryInputError                 inputs of a step that do not fit the entry's signature or the cache
+    ├── ClosedError                     a program that has been closed
     ├── RequestError                    one request is at fault; the engine and its neighbours go on
     │   ├── PromptError                 empty, too long, ids out of range
     │   ├── PromptEmbedsError           shape, width, dtype, finiteness or file kind of embeddings
@@ -97,6 +100,10 @@ class UnsupportedModelError(AotError):
     """The model's architecture, or an option of it, has no implementation."""
 
 
+class MissingPackageError(AotError):
+    """Python packages are not installed that this use needs."""
+
+
 class CompileError(AotError):
     """Tracing, lowering or compiling failed."""
 
@@ -150,7 +157,15 @@ class LayoutNotFoundError(AotError):
 
 
 class EntryNotFoundError(AotError):
-    """The layout does not hold the entry, or the inputs are not the entry's own."""
+    """The layout does not hold the entry."""
+
+
+class EntryInputError(AotError):
+    """Inputs of a step do not fit the entry's signature, or point outside the cache or the vocabulary."""
+
+
+class ClosedError(AotError):
+    """The program has been closed."""
 
 
 class RequestError(AotError):

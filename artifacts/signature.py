@@ -45,6 +45,10 @@ def check_shape(shape: tuple[int, ...]) -> None:
         raise ValueError(f"shape {list(shape)} has an extent that is not positive")
 
 
+OPTIONAL_INPUTS = ("inputs_embeds", "is_token_ids")
+"""Inputs that a caller may leave out: a standing zero buffer and a standing all-True mask stand for them."""
+
+
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Name, shape and dtype of one tensor at a graph's boundary."""
 

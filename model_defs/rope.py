@@ -46,7 +46,7 @@ def rope_from_hf(config: HfConfig, head_dim: int) -> Rope:
     Raises:
         UnsupportedModelError: a type without an implementation, or a parameter out of its range.
     """
-    parameters = config.section("rope_parameters") or config.section("rope_scaling") or HfConfig({}, config.origin)
+    parameters = config.section("rope_scaling") or config.section("rope_parameters") or HfConfig({}, config.origin)
     rope_type = parameters.optional("rope_type", str) or parameters.get("type", "default")
     if rope_type == "dynamic":
         raise UnsupportedModelError(
@@ -75,13 +75,15 @@ def rope_from_hf(config: HfConfig, head_dim: int) -> Rope:
     elif rope_type == "llama3":
         inv_freq = _llama3(inv_freq, parameters, _original_length(config, parameters))
     elif rope_type == "yarn":
-        inv_freq, scaling = _yarn(theta, head_dim, parameters, _original_length(config, parameters))
+        original_length = _original_length(config, parameters)
+        stretched = config.positive("max_position_embeddings", 2048) / original_length
+        inv_freq, scaling = _yarn(theta, head_dim, parameters, original_length, _factor(parameters, default=stretched))
         return Rope(inv_freq=tuple(inv_freq.tolist()), attention_scaling=scaling)
     return Rope(inv_freq=tuple(inv_freq.tolist()), attention_scaling=1.0)
 
 
-def _factor(parameters: HfConfig) -> float:
-    factor = parameters.require("factor", float)
+def _factor(parameters: HfConfig, default: float | None = None) -> float:
+    factor = parameters.require("factor", float) if default is None else parameters.get("factor", default)
     if factor < 1.0:
         raise UnsupportedModelError(
             found=f"{parameters.origin}: factor is {factor:g}",
@@ -116,9 +118,10 @@ def _llama3(inv_freq: Tensor, parameters: HfConfig, original_length: int) -> Ten
     return torch.where(medium, smoothed, scaled)
 
 
-def _yarn(theta: float, head_dim: int, parameters: HfConfig, original_length: int) -> tuple[Tensor, float]:
+def _yarn(
+    theta: float, head_dim: int, parameters: HfConfig, original_length: int, factor: float
+) -> tuple[Tensor, float]:
     """YaRN (arXiv:2309.00071): interpolated and extrapolated frequencies blended by a ramp over the dimensions."""
-    factor = _factor(parameters)
     beta_fast, beta_slow = parameters.get("beta_fast", 32.0) or 32.0, parameters.get("beta_slow", 1.0) or 1.0
 
     def mscale(weight: float = 1.0) -> float:

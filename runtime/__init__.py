@@ -5,14 +5,17 @@ does not wait for jax.
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from artifacts.errors import (
     AotError,
     ArtifactError,
     ArtifactNotFoundError,
+    ClosedError,
     CompilationForbiddenError,
     CorruptArtifactError,
+    EntryInputError,
     EntryNotFoundError,
     FormatVersionError,
     LayoutNotFoundError,
@@ -27,7 +30,7 @@ from artifacts.errors import (
 
 if TYPE_CHECKING:
     from runtime.llm import LLM
-    from runtime.outputs import RequestOutput
+    from runtime.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from runtime.program import Program, load
     from runtime.sampling import SamplingParams
 
@@ -36,16 +39,21 @@ __all__ = [
     "AotError",
     "ArtifactError",
     "ArtifactNotFoundError",
+    "ClosedError",
     "CompilationForbiddenError",
+    "CompletionOutput",
     "CorruptArtifactError",
+    "EntryInputError",
     "EntryNotFoundError",
     "FormatVersionError",
     "LayoutNotFoundError",
+    "Logprob",
     "MissingCpuFeaturesError",
     "Program",
     "PromptEmbedsError",
     "PromptError",
     "RequestError",
+    "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "SamplingParamsError",
@@ -57,6 +65,9 @@ __all__ = [
 _MODULE_OF = {
     "LLM": "runtime.llm",
     "Program": "runtime.program",
+    "CompletionOutput": "runtime.outputs",
+    "Logprob": "runtime.outputs",
+    "RequestMetrics": "runtime.outputs",
     "RequestOutput": "runtime.outputs",
     "SamplingParams": "runtime.sampling",
     "load": "runtime.program",
@@ -64,6 +75,8 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return version("aot-compiler")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_MODULE_OF[name]), name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from artifacts.signature import EntrySignature
+from artifacts.signature import OPTIONAL_INPUTS, EntrySignature
 from runtime.prompts import Prompt
 
 
@@ -106,7 +106,7 @@ class StepBuilder:
         return {
             spec.name: np.zeros(spec.shape, spec.numpy_dtype)
             for spec in entry.inputs
-            if spec.name not in ("inputs_embeds", "is_token_ids")
+            if spec.name not in OPTIONAL_INPUTS
         }
 
     def _slots(self, sequence: CachedSequence, positions: np.ndarray) -> np.ndarray:

@@ -7,8 +7,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from artifacts.signature import EntrySignature
-from runtime.program import STANDING_INPUTS, Program
+from artifacts.signature import OPTIONAL_INPUTS, EntrySignature
+from runtime.program import Program
 
 _WARMUP_STEPS = 2
 
@@ -51,7 +51,7 @@ def _full_inputs(signature: EntrySignature, block_size: int, blocks: int) -> dic
     inputs = {
         spec.name: np.zeros(spec.shape, spec.numpy_dtype)
         for spec in signature.inputs
-        if spec.name not in STANDING_INPUTS
+        if spec.name not in OPTIONAL_INPUTS
     }
     requests, table = inputs["block_table"].shape
     inputs["block_table"] = 1 + (np.arange(requests * table, dtype=np.int32) % (blocks - 1)).reshape(requests, table)

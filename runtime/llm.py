@@ -1,9 +1,10 @@
 """``LLM``: prompts in, tokens out. The way into the runtime: load, check prompts, run the engine, return outputs."""
 
+import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -78,33 +79,39 @@ class LLM:
         Raises:
             RequestError: a prompt or parameter is at fault; nothing was run, and the next call is not affected.
         """
-        batch = _as_batch(prompts)
-        params = _as_params(sampling_params, len(batch))
-        parsed = [self._parse(prompt) for prompt in batch]
-        with self._engine_lock:
-            ids = [str(self._requests + i) for i in range(len(batch))]
-            self._requests += len(batch)
-            try:
-                for request_id, prompt, own in zip(ids, parsed, params, strict=True):
-                    self._engine.add(request_id, prompt, own)
-                outputs = {output.request_id: output for output in self._engine.run()}
-            finally:
-                self._engine.clear()
-        return [outputs[request_id] for request_id in ids]
+        return self._run([self._parse(prompt) for prompt in _as_batch(prompts)], sampling_params)
 
     def chat(
-        self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
-        """Render a conversation with the model's chat template and generate the next turn."""
+        """Render conversations with the model's chat template and generate the next turn of each.
+
+        Args:
+            messages: one conversation, a list of mappings with ``role`` and ``content``; or a list of conversations.
+            sampling_params: one for all, or one for each.
+            add_generation_prompt: end with the opening of the model's own turn.
+
+        Raises:
+            RequestError: no tokenizer or no template, or a conversation that the template refuses.
+        """
         if self.tokenizer is None:
             raise PromptError(
                 found="a conversation for an artifact without a tokenizer",
                 expected="token ids or embeddings",
                 action="rebuild from a checkpoint with a tokenizer, or render the conversation yourself",
             )
-        text = self.tokenizer.apply_chat_template(messages)
-        ids = self.tokenizer.encode(text, add_special_tokens=False)  # the template has written them
-        return self.generate({"prompt_token_ids": ids}, sampling_params)
+        one = not messages or isinstance(messages[0], Mapping)
+        conversations = cast("Sequence[Sequence[Mapping[str, Any]]]", [messages] if one else messages)
+        parsed = []
+        for conversation in conversations:
+            text = self.tokenizer.apply_chat_template(conversation, add_generation_prompt=add_generation_prompt)
+            ids = self.tokenizer.encode(text, add_special_tokens=False)  # the template has written them
+            parsed.append(dataclasses.replace(self._parse({"prompt_token_ids": ids}), text=text))
+        return self._run(parsed, sampling_params)
 
     def embed(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """The model's own embedding rows of ``token_ids``, [n, H] in the model dtype.
@@ -117,8 +124,32 @@ class LLM:
         return rows
 
     def close(self) -> None:
-        """Stop loading in the background."""
+        """Free weights, caches and programs. May be called more than once; requests after it are refused."""
         self.program.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LLM({self.program!r})"
+
+    def _run(
+        self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[RequestOutput]:
+        params = _as_params(sampling_params, len(prompts))
+        with self._engine_lock:
+            ids = [str(self._requests + i) for i in range(len(prompts))]
+            self._requests += len(prompts)
+            try:
+                for request_id, prompt, own in zip(ids, prompts, params, strict=True):
+                    self._engine.add(request_id, prompt, own)
+                outputs = {output.request_id: output for output in self._engine.run()}
+            finally:
+                self._engine.clear()
+        return [outputs[request_id] for request_id in ids]
 
     def _parse(self, prompt: object) -> Prompt:
         model = self.program.model
@@ -133,23 +164,27 @@ class LLM:
 
 
 def _as_batch(prompts: Any) -> list[Any]:
-    """A list of prompts; a string, a mapping and a list of ids are each one prompt."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if isinstance(prompts, np.ndarray) or (prompts and all(isinstance(item, int | np.integer) for item in prompts)):
+    """A list of prompts. Whatever is no list is one prompt, and so is a list of ids."""
+    if not isinstance(prompts, list | tuple) or (prompts and all(isinstance(p, int | np.integer) for p in prompts)):
         return [prompts]
     return list(prompts)
 
 
-def _as_params(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
+def _as_params(sampling_params: object, count: int) -> Sequence[SamplingParams]:
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * count
-    if len(sampling_params) != count:
+    if not isinstance(sampling_params, list | tuple) or len(sampling_params) != count:
+        size = f"{len(sampling_params)} " if isinstance(sampling_params, list | tuple) else ""
         raise SamplingParamsError(
-            found=f"{len(sampling_params)} sampling parameters for {count} prompts",
-            expected="one for all, or one for each",
-            action="pass as many as there are prompts",
+            found=f"{size}sampling parameters of type {type(sampling_params).__name__} for {count} prompts",
+            expected="a SamplingParams for all, or a list with one for each",
+            action="pass SamplingParams(temperature=0, ...)",
         )
+    for own in sampling_params:
+        if not isinstance(own, SamplingParams):
+            raise SamplingParamsError(
+                found=f"sampling parameters that hold a {type(own).__name__}",
+                expected="a list of SamplingParams",
+                action="pass SamplingParams(temperature=0, ...)",
+            )
     return sampling_params

@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 
 from artifacts.cpu import check_cpu
-from artifacts.errors import EntryNotFoundError, TargetMismatchError, UnfinishedArtifactError
+from artifacts.errors import (
+    ClosedError,
+    EntryInputError,
+    EntryNotFoundError,
+    TargetMismatchError,
+    UnfinishedArtifactError,
+)
 from artifacts.folder import Artifact, open_artifact
 from artifacts.manifest import EntryRecord, KvCacheRecord, ModelRecord
-from artifacts.signature import EntrySignature, TensorSpec
+from artifacts.signature import OPTIONAL_INPUTS, EntrySignature, TensorSpec
 from runtime.pjrt import JAXLIB_VERSION, Buffer, Devices, Executable, compilation_forbidden
 from runtime.weights import map_weights
-
-STANDING_INPUTS = ("inputs_embeds", "is_token_ids")
-"""Inputs that may be left out of a step: a standing zero buffer and a standing all-True mask are passed, and nothing is
-copied."""
 
 
 def load(
@@ -156,10 +158,13 @@ class Program:
             Logits, [1, V] or [B, V] float32. The caches stay in the program.
 
         Raises:
-            EntryNotFoundError: no such entry, or inputs that are not its own.
+            EntryNotFoundError: no such entry.
+            EntryInputError: inputs that are not its own, or that point outside the cache or the vocabulary.
+            ClosedError: the program has been closed.
         """
+        self._check_open()
         signature = self._signature(entry)
-        arrays = _checked_inputs(signature, inputs)
+        arrays = _checked_inputs(signature, inputs, self._limits(signature))
         executable = self._executable(entry)
         with self._lock, compilation_forbidden(self._counters.count_compilation):
             step = [self._input_buffer(spec, arrays.get(spec.name)) for spec in signature.inputs]
@@ -187,20 +192,32 @@ class Program:
                 **{
                     spec.name: np.zeros(spec.shape, spec.numpy_dtype)
                     for spec in signature.inputs
-                    if spec.name not in STANDING_INPUTS
+                    if spec.name not in OPTIONAL_INPUTS
                 },
             )
 
-    def reset_caches(self) -> None:
-        """Make the caches anew; whatever they held is lost."""
-        with self._lock:
-            self._caches = self._new_caches()
-
     def close(self) -> None:
-        """Stop loading in the background."""
+        """Free weights, caches and executables. May be called more than once; steps after it are refused."""
         self._closed = True
         if self._background is not None:
             self._background.join()
+        with self._lock:
+            self._weights, self._caches, self._weights_on_host = [], [], {}
+            self._executables.clear()
+            self._standing.clear()
+
+    def __enter__(self) -> "Program":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Program({str(self._artifact.root)!r}, layout={self._layout.name!r}, entries={len(self._entries)})"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(found=f"{self!r} has been closed", expected="an open program", action="load it again")
 
     def _signature(self, entry: str) -> EntrySignature:
         if entry not in self._entries:
@@ -210,6 +227,17 @@ class Program:
                 action="name one of these, or add the bucket to the configuration and rebuild",
             )
         return self._entries[entry]
+
+    def _limits(self, signature: EntrySignature) -> dict[str, int]:
+        """One above the largest value of each integer input: graphs take indices as in bounds and do not look."""
+        cache = self.kv_cache
+        return {
+            "input_ids": self.model.vocab_size,
+            "positions": signature.context,
+            "slot_mapping": cache.blocks * cache.block_size,
+            "block_table": cache.blocks,
+            "output_positions": signature.rows,
+        }
 
     def _input_buffer(self, spec: TensorSpec, array: np.ndarray | None) -> Buffer:
         if array is not None:
@@ -276,21 +304,18 @@ def _ms_since(started: float) -> float:
     return (time.perf_counter() - started) * 1e3
 
 
-def _checked_inputs(signature: EntrySignature, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _checked_inputs(
+    signature: EntrySignature, inputs: Mapping[str, Any], limits: Mapping[str, int]
+) -> dict[str, np.ndarray]:
     """Inputs as arrays of the signature's dtypes; only what changes no value is converted."""
     names = [spec.name for spec in signature.inputs]
     unknown = [name for name in inputs if name not in names]
-    missing = [name for name in names if name not in inputs and name not in STANDING_INPUTS]
+    missing = [name for name in names if name not in inputs and name not in OPTIONAL_INPUTS]
     if unknown or missing:
-        raise EntryNotFoundError(
-            found=f"entry {signature.name}: "
-            + "; ".join(
-                [
-                    *(["no input " + ", ".join(missing)] if missing else []),
-                    *(["unknown input " + ", ".join(unknown)] if unknown else []),
-                ]
-            ),
-            expected=f"{', '.join(names)}",
+        faults = [f"no input {name}" for name in missing] + [f"unknown input {name}" for name in unknown]
+        raise EntryInputError(
+            found=f"entry {signature.name}: {', '.join(faults)}",
+            expected=", ".join(names),
             action="pass each input of the entry's signature",
         )
     arrays = {}
@@ -299,10 +324,16 @@ def _checked_inputs(signature: EntrySignature, inputs: Mapping[str, Any]) -> dic
             continue
         array = np.asarray(inputs[spec.name])
         if array.shape != spec.shape or not np.can_cast(array.dtype, spec.numpy_dtype, "same_kind"):
-            raise EntryNotFoundError(
+            raise EntryInputError(
                 found=f"entry {signature.name}: {spec.name} is {array.dtype}{list(array.shape)}",
                 expected=str(spec),
                 action="pad to the entry's shape, or choose another entry",
+            )
+        if spec.name in limits and not (array.min() >= 0 and array.max() < limits[spec.name]):
+            raise EntryInputError(
+                found=f"entry {signature.name}: {spec.name} holds {array.min()} to {array.max()}",
+                expected=f"0 to {limits[spec.name] - 1}",
+                action="correct the value; padding rows have 0",
             )
         arrays[spec.name] = array.astype(spec.numpy_dtype, copy=False)
     return arrays
@@ -327,7 +358,7 @@ def _check_programs(artifact: Artifact, entries: tuple[EntryRecord, ...]) -> Non
         raise UnfinishedArtifactError(
             found=f"{artifact.root.name} holds entries without a program",
             expected="a program for every entry",
-            action="finish it with aot-compile --resume",
+            action="build it again on a machine that has the compiler of the target",
         )
     required = {feature for entry in entries if entry.program for feature in entry.program.requires}
     check_cpu(target.architecture, sorted(required))

@@ -107,8 +107,9 @@ def parse_token_ids(token_ids: object, *, vocab_size: int) -> np.ndarray:
     Raises:
         PromptError: not integers, or out of range.
     """
-    ids = _integers(token_ids)
-    return np.array(_checked_ids(ids, np.ones(len(ids), np.bool_), "prompt_token_ids", vocab_size), np.int32)
+    action = "encode text with the model's own tokenizer first"
+    ids = _listed("token_ids", token_ids, "iu", "a list of integers or an integer array [n]", action)
+    return np.array(_checked_ids(ids, np.ones(len(ids), np.bool_), "token_ids", vocab_size), np.int32)
 
 
 def _by_key(prompt: object) -> Mapping[str, object]:

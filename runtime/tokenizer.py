@@ -172,7 +172,7 @@ class Tokenizer:
             raise PromptError(
                 found="jinja2 is not installed",
                 expected="the extra that runs chat templates",
-                action="run pip install 'aot-compiler[chat]'",
+                action="install the project with its extra `chat`: pip install '.[chat]' in a checkout",
             ) from error
         return ChatTemplate(self._chat_template_source)
 

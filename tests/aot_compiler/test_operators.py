@@ -393,7 +393,7 @@ case(aten.index_put.default, rows(5, 3, dtype=BOOL), [ids([4, 0])], rows(2, 3, d
 
 
 def run(cases: Sequence[Case]) -> tuple[dict[str, list[np.ndarray]], list[str]]:
-    """Lower the cases into one module, compile and run it: results by the case's name, and what could not be lowered."""
+    """Lower the cases into one module, compile and run it: results by case, and what could not be lowered."""
     tensors: list[Tensor] = []
     places: dict[str, list[int]] = {}
     for each in cases:

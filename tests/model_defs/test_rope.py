@@ -89,6 +89,29 @@ def test_no_scaling_is_the_default(config: dict[str, Any]) -> None:
     assert ours.attention_scaling == theirs.attention_scaling == 1.0
 
 
+@pytest.mark.parametrize("original", [16, 64])
+def test_yarn_without_a_factor_takes_the_ratio_of_lengths(original: int) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": None, "original_max_position_embeddings": original}
+    config = {"head_dim": 64, "max_position_embeddings": 64, "rope_parameters": rope}
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**copy.deepcopy(config)))
+    ours = rope_from_hf(HfConfig(config), 64)
+    assert list(ours.inv_freq) == theirs.inv_freq.tolist()
+    assert ours.attention_scaling == theirs.attention_scaling
+
+
+def test_the_old_form_outranks_the_new_one() -> None:
+    """A file with both, as tools write that add the old keys for older readers."""
+    config = {
+        "head_dim": 64,
+        "max_position_embeddings": 64,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+    }
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**copy.deepcopy(config)))
+    assert list(rope_from_hf(HfConfig(config), 64).inv_freq) == theirs.inv_freq.tolist()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rotation_equals_transformers(dtype: torch.dtype) -> None:
     """Queries at positions up to a million, with an amplitude."""

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from artifacts.errors import PromptEmbedsError, PromptError
+from artifacts.errors import PromptEmbedsError, PromptError, SamplingParamsError
 from runtime.llm import LLM
 from runtime.sampling import SamplingParams
 from tests.oracle import oracle_logits
@@ -185,6 +186,61 @@ def test_chat_uses_the_template(llm: LLM) -> None:
     (output,) = llm.chat([{"role": "user", "content": "fox"}], GREEDY)
     assert llm.tokenizer is not None
     assert llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False) == "user: fox\n"
+
+
+def test_chat_takes_many_conversations_and_reports_the_text(llm: LLM) -> None:
+    one, two = [{"role": "user", "content": "fox"}], [{"role": "user", "content": "lazy dog"}]
+    outputs = llm.chat([one, two], GREEDY)
+    assert [output.prompt for output in outputs] == ["user: fox\n", "user: lazy dog\n"]
+    (alone,) = llm.chat(one, GREEDY)
+    assert outputs[0].outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_an_array_of_ids_is_one_prompt(llm: LLM) -> None:
+    expected = llm.generate([[5, 6, 7]], GREEDY)[0].outputs
+    for prompt in (np.array([5, 6, 7]), torch.tensor([5, 6, 7]), (5, 6, 7), [np.int64(5), 6, 7]):
+        (output,) = llm.generate(prompt, GREEDY)
+        assert output.outputs == expected
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, 0.5, [{"temperature": 0}], [GREEDY, GREEDY]])
+def test_sampling_parameters_of_a_wrong_kind_are_refused(llm: LLM, params: object) -> None:
+    with pytest.raises(SamplingParamsError, match="SamplingParams"):
+        llm.generate([[5, 6, 7]], params)  # type: ignore[arg-type]
+
+
+def test_no_prompt_is_refused_and_no_prompts_give_no_outputs(llm: LLM) -> None:
+    with pytest.raises(PromptError, match="a prompt of type NoneType"):
+        llm.generate(None)
+    assert llm.generate([]) == []
+
+
+def test_calls_from_several_threads_take_turns(llm: LLM) -> None:
+    prompts = [[5 + i, 9, 11] for i in range(6)]
+    expected = [llm.generate([prompt], GREEDY)[0].outputs[0].token_ids for prompt in prompts]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda prompt: llm.generate([prompt], GREEDY)[0].outputs[0].token_ids, prompts))
+    assert found == expected
+
+
+def test_logits_that_are_not_finite_end_their_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    (alone,) = llm.generate([[5, 6, 7]], GREEDY)
+    run = llm.program.run
+
+    def poisoned(entry: str, **inputs: np.ndarray) -> np.ndarray:
+        logits = run(entry, **inputs).copy()
+        if entry.startswith("decode"):
+            logits[0] = np.nan
+        return logits
+
+    monkeypatch.setattr(llm.program, "run", poisoned)
+    bad, good = llm.generate([[9, 9], [5, 6, 7]], GREEDY)
+    assert (bad.outputs[0].finish_reason, len(bad.outputs[0].token_ids)) == ("error", 1)
+    assert "finite logits" in str(bad.error)
+    assert good.error is None or len(good.outputs[0].token_ids) > 1  # the poison follows the first row
+    assert good.outputs[0].token_ids == alone.outputs[0].token_ids[: len(good.outputs[0].token_ids)]
+    monkeypatch.undo()
+    assert llm._engine.pool.free == llm.program.kv_cache.blocks - 1
 
 
 def test_embed_returns_rows_of_its_own(llm: LLM, tiny_llama: LlamaForCausalLM) -> None:

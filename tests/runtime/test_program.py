@@ -11,8 +11,10 @@ from transformers import LlamaForCausalLM
 
 import artifacts.cpu
 from artifacts.errors import (
+    ClosedError,
     CompilationForbiddenError,
     CorruptArtifactError,
+    EntryInputError,
     EntryNotFoundError,
     LayoutNotFoundError,
     MissingCpuFeaturesError,
@@ -321,9 +323,38 @@ def test_more_cpu_features_than_needed_are_fine(tiny_artifact: Path, monkeypatch
     ],
 )
 def test_wrong_inputs_are_refused(program: Program, entry: str, change: dict[str, np.ndarray], text: str) -> None:
-    with pytest.raises(EntryNotFoundError) as caught:
+    kind = EntryNotFoundError if entry == "prefill_t9_c32" else EntryInputError
+    with pytest.raises(kind) as caught:
         program.run(entry, **{**prefill_inputs(IDS, [3, 1, 7]), **change})
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("slot_mapping", 33 * 8, "slot_mapping holds 0 to 264; expected 0 to 263"),
+        ("slot_mapping", -1, "slot_mapping holds -1 to"),
+        ("block_table", 33, "block_table holds 0 to 33; expected 0 to 32"),
+        ("positions", 32, "positions holds 0 to 32; expected 0 to 31"),
+        ("output_positions", 32, "output_positions holds 32 to 32; expected 0 to 31"),
+        ("input_ids", 10**6, "input_ids holds 0 to 1000000; expected 0 to"),
+    ],
+)
+def test_indices_outside_the_cache_or_the_vocabulary_are_refused(
+    program: Program, name: str, value: int, text: str
+) -> None:
+    inputs = prefill_inputs(IDS, [3, 1, 7])
+    inputs[name].reshape(-1)[0] = value
+    with pytest.raises(EntryInputError, match=text):
+        program.run("prefill_t32_c32", **inputs)
+
+
+def test_a_closed_program_says_so(tiny_artifact: Path) -> None:
+    with load(tiny_artifact) as program:
+        program.run("prefill_t32_c32", **prefill_inputs(IDS, [3, 1, 7]))
+    program.close()
+    with pytest.raises(ClosedError, match=r"has been closed; expected an open program; load it again"):
+        program.run("prefill_t32_c32", **prefill_inputs(IDS, [3, 1, 7]))
 
 
 def test_an_absent_layout_is_refused_with_those_there_are(tiny_artifact: Path) -> None:

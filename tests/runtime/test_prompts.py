@@ -102,7 +102,7 @@ def test_ids_for_embed():
     assert parse_token_ids([3, 49], vocab_size=V).tolist() == [3, 49]
     assert parse_token_ids([], vocab_size=V).shape == (0,)
     assert parse_token_ids(np.array([3]), vocab_size=V).dtype == np.int32
-    with pytest.raises(PromptError, match=r"^prompt_token_ids holds 50 at row 0; expected integers from 0 to 49; "):
+    with pytest.raises(PromptError, match=r"^token_ids holds 50 at row 0; expected integers from 0 to 49; "):
         parse_token_ids([50], vocab_size=V)
 
 
