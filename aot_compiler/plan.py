@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from aot_compiler.config import CompileConfig
 from aot_compiler.config_file import LoadedConfig, resolve_path
@@ -12,6 +13,8 @@ from artifacts.signature import EntrySignature, TensorSpec, entry_signature
 from model_defs.checkpoint import Checkpoint, open_checkpoint
 from model_defs.registry import build_backbone
 from model_defs.step import Backbone
+
+Kind = Literal["prefill", "decode"]
 
 BUILDABLE_LAYOUTS = ("tp1",)
 

