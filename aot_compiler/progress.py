@@ -15,7 +15,6 @@ from rich.text import Text
 from aot_compiler.config import CompileConfig
 from aot_compiler.pipeline import Progress
 from aot_compiler.plan import entry_sizes
-from artifacts.command_line import stop_if_interrupted
 from artifacts.folder import Artifact
 
 _STAGES = ("trace", "lower", "compile")
@@ -61,12 +60,7 @@ class BuildView:
         self._live.stop()
 
     def report(self, progress: Progress) -> None:
-        """Take in one finished stage.
-
-        Raises:
-            Interrupted: Ctrl-C was pressed while a library ran that did not pass it on.
-        """
-        stop_if_interrupted()
+        """Take in one finished stage."""
         if progress.entry:
             self._rows[progress.entry][progress.stage] = progress
             self._done[progress.stage] += 1

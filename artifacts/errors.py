@@ -24,7 +24,8 @@
     ├── LayoutNotFoundError             a layout that the artifact does not hold
     ├── EntryNotFoundError              an entry that the layout does not hold
     ├── EntryInputError                 inputs of a step that do not fit the entry's signature or the cache
-    ├── ClosedError                     a program that has been closed
+    ├── ClosedError                     a program that has been closed, or was loaded in another process
+    ├── LoadOptionError                 an option of loading that is out of its range
     ├── RequestError                    one request is at fault; the engine and its neighbours go on
     │   ├── PromptError                 empty, too long, ids out of range
     │   ├── PromptEmbedsError           shape, width, dtype, finiteness or file kind of embeddings
@@ -165,7 +166,11 @@ class EntryInputError(AotError):
 
 
 class ClosedError(AotError):
-    """The program has been closed."""
+    """The program has been closed, or was loaded before a fork."""
+
+
+class LoadOptionError(AotError):
+    """An option of loading is out of its range."""
 
 
 class RequestError(AotError):

@@ -62,18 +62,19 @@ class Artifact:
         return path
 
     def read(self, relative: str) -> bytes:
-        """Content of a file that the manifest lists.
+        """Content of a file that the manifest lists, compared with its digest: for files small enough to hold.
 
         Raises:
-            CorruptArtifactError: it has gone since the artifact was opened, or has another size.
+            CorruptArtifactError: it has gone since the artifact was opened, or differs.
         """
-        path, size = self.path(relative), self.manifest.files[relative].size
+        path, expected = self.path(relative), self.manifest.files[relative].sha256
         with _readable(self.root, relative):
             data = path.read_bytes()
-        if len(data) != size:
+        found = hashlib.sha256(data).hexdigest()
+        if found != expected:
             raise CorruptArtifactError(
-                found=f"{self.root}: {relative} has {len(data)} bytes",
-                expected=f"{size} bytes",
+                found=f"{self.root}: {relative} has SHA-256 {found[:16]}...",
+                expected=f"{expected[:16]}...",
                 action="restore the file or rebuild the artifact",
             )
         return data

@@ -1,11 +1,16 @@
 """Typed reading of a Hugging Face ``config.json``: a foreign configuration is translated once, at the border."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from artifacts.errors import UnsupportedModelError
 
 _T = TypeVar("_T", int, float, bool, str)
+
+
+LARGEST_SIZE = 2**24
+"""Largest width, vocabulary or count of heads: none is near it, and shapes above overflow."""
 
 
 class HfConfig:
@@ -51,12 +56,26 @@ class HfConfig:
             )
         return value
 
-    def positive(self, key: str, default: int | None = None) -> int:
-        """A positive integer under ``key``."""
+    def positive(self, key: str, default: int | None = None, largest: int = LARGEST_SIZE) -> int:
+        """An integer from 1 to ``largest`` under ``key``."""
         value = self.require(key, int) if default is None else self.get(key, default)
-        if value <= 0:
+        if not 1 <= value <= largest:
             raise UnsupportedModelError(
-                found=f"{self.origin}: {key} is {value}", expected="a positive integer", action=f"correct {key}"
+                found=f"{self.origin}: {key} is {shown_integer(value)}",
+                expected=f"an integer from 1 to {largest}",
+                action=f"correct {key}",
+            )
+        return value
+
+    def positive_number(self, key: str, default: float, largest: float = math.inf) -> float:
+        """A finite number above 0, and at most ``largest``, under ``key``."""
+        value = self.get(key, default)
+        if not (0 < value <= largest and math.isfinite(value)):
+            limit = f", at most {largest:g}" if math.isfinite(largest) else ""
+            raise UnsupportedModelError(
+                found=f"{self.origin}: {key} is {value:g}",
+                expected=f"a finite number above 0{limit}",
+                action=f"correct {key}",
             )
         return value
 
@@ -91,6 +110,11 @@ class HfConfig:
                 action=f"correct {key}",
             )
         return tuple(ids)
+
+
+def shown_integer(value: int) -> str:
+    """An integer as a message shows it."""
+    return str(value) if abs(value) < 10**20 else f"a number of {value.bit_length()} bits"
 
 
 _NOUNS: Mapping[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}

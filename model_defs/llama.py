@@ -14,6 +14,9 @@ from model_defs.layers import ACTIVATIONS, PagedContext, RMSNorm, paged_attentio
 from model_defs.rope import Rope, rope_from_hf, rotate
 from model_defs.step import Backbone, BackboneFacts, StepInputs, merge_prompt_embeds
 
+MOST_LAYERS = 1024
+"""Most layers of a model: far above any, and a plan with more would take minutes to make."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaConfig:
@@ -61,18 +64,18 @@ class LlamaConfig:
             vocab_size=config.positive("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=config.positive("intermediate_size"),
-            num_hidden_layers=config.positive("num_hidden_layers"),
+            num_hidden_layers=config.positive("num_hidden_layers", largest=MOST_LAYERS),
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
             hidden_act=config.choice(
                 "hidden_act", "silu", tuple(ACTIVATIONS), "use a model with a supported activation"
             ),
-            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            rms_norm_eps=config.positive_number("rms_norm_eps", 1e-6, largest=1.0),
             attention_bias=config.get("attention_bias", False),
             mlp_bias=config.get("mlp_bias", False),
             tie_word_embeddings=config.get("tie_word_embeddings", False),
-            max_position_embeddings=config.positive("max_position_embeddings", 2048),
+            max_position_embeddings=config.positive("max_position_embeddings", 2048, largest=2**30),
             rope=rope_from_hf(config, head_dim),
         )
 

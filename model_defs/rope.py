@@ -68,7 +68,7 @@ def rope_from_hf(config: HfConfig, head_dim: int) -> Rope:
             expected="factor 1 and an even head_dim",
             action="use a model that rotates whole heads",
         )
-    theta = parameters.get("rope_theta", config.get("rope_theta", 10000.0))
+    theta = parameters.positive_number("rope_theta", config.positive_number("rope_theta", 10000.0))
     inv_freq = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim))
     if rope_type == "linear":
         inv_freq = inv_freq / _factor(parameters)
@@ -76,7 +76,7 @@ def rope_from_hf(config: HfConfig, head_dim: int) -> Rope:
         inv_freq = _llama3(inv_freq, parameters, _original_length(config, parameters))
     elif rope_type == "yarn":
         original_length = _original_length(config, parameters)
-        stretched = config.positive("max_position_embeddings", 2048) / original_length
+        stretched = config.positive("max_position_embeddings", 2048, largest=2**30) / original_length
         inv_freq, scaling = _yarn(theta, head_dim, parameters, original_length, _factor(parameters, default=stretched))
         return Rope(inv_freq=tuple(inv_freq.tolist()), attention_scaling=scaling)
     return Rope(inv_freq=tuple(inv_freq.tolist()), attention_scaling=1.0)
@@ -84,7 +84,7 @@ def rope_from_hf(config: HfConfig, head_dim: int) -> Rope:
 
 def _factor(parameters: HfConfig, default: float | None = None) -> float:
     factor = parameters.require("factor", float) if default is None else parameters.get("factor", default)
-    if factor < 1.0:
+    if not (factor >= 1.0 and math.isfinite(factor)):
         raise UnsupportedModelError(
             found=f"{parameters.origin}: factor is {factor:g}",
             expected="a number of at least 1",
@@ -95,9 +95,9 @@ def _factor(parameters: HfConfig, default: float | None = None) -> float:
 
 def _original_length(config: HfConfig, parameters: HfConfig) -> int:
     """Longest sequence of pretraining; a value beside the rope parameters outranks the one inside, as upstream."""
-    outer = config.optional("original_max_position_embeddings", int)
-    inner = parameters.optional("original_max_position_embeddings", int)
-    return outer or inner or config.positive("max_position_embeddings", 2048)
+    key = "original_max_position_embeddings"
+    fallback = config.positive("max_position_embeddings", 2048, largest=2**30)
+    return config.positive(key, parameters.positive(key, fallback, largest=2**30), largest=2**30)
 
 
 def _llama3(inv_freq: Tensor, parameters: HfConfig, original_length: int) -> Tensor:

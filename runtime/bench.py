@@ -1,16 +1,17 @@
 """Timing of a program's steps."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from artifacts.signature import OPTIONAL_INPUTS, EntrySignature
 from runtime.program import Program
 
 _WARMUP_STEPS = 2
+_LEAST_STEPS = 3  # of which a median can be taken
+_SIZES = (4, 7, 5, 9, 7, 6)  # of the columns after the first, in characters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,14 +26,22 @@ class EntryTiming:
     p95_ms: float
 
 
-def measure(program: Program, entry: str, steps: int) -> EntryTiming:
-    """Time steps of one entry, with every row real and the whole context visible."""
+def measure(program: Program, entry: str, steps: int, seconds: float) -> EntryTiming:
+    """Time steps of one entry, with every row real and the whole context visible.
+
+    Args:
+        program: a loaded layout.
+        entry: name of the entry.
+        steps: steps to time.
+        seconds: begin no further step after so long, once there are 3.
+    """
     signature = program.entries[entry]
     inputs = _full_inputs(signature, program.kv_cache.block_size, program.kv_cache.blocks)
+    times: list[float] = []
     for _ in range(_WARMUP_STEPS):
         program.run(entry, **inputs)
-    times = []
-    for _ in range(steps):
+    end = time.perf_counter() + seconds
+    while len(times) < steps and (len(times) < _LEAST_STEPS or time.perf_counter() < end):
         started = time.perf_counter()
         program.run(entry, **inputs)
         times.append((time.perf_counter() - started) * 1e3)
@@ -40,7 +49,7 @@ def measure(program: Program, entry: str, steps: int) -> EntryTiming:
         entry=entry,
         rows=signature.rows,
         context=signature.context,
-        steps=steps,
+        steps=len(times),
         median_ms=float(np.median(times)),
         p95_ms=float(np.percentile(times, 95)),
     )
@@ -65,18 +74,28 @@ def _full_inputs(signature: EntrySignature, block_size: int, blocks: int) -> dic
     return inputs
 
 
-def print_timings(timings: list[EntryTiming], console: Console) -> None:
-    """Print the table of ``aot-run bench``."""
-    table = Table("entry")
-    for heading in ("rows", "context", "median ms", "p95 ms", "rows/s"):
-        table.add_column(heading, justify="right")
-    for timing in timings:
-        table.add_row(
-            timing.entry,
-            str(timing.rows),
-            str(timing.context),
-            f"{timing.median_ms:.2f}",
-            f"{timing.p95_ms:.2f}",
-            f"{timing.rows / timing.median_ms * 1e3:.0f}",
-        )
-    console.print(table)
+def heading(entries: Sequence[str]) -> str:
+    """First line of the table of these entries."""
+    return _line(_width(entries), "entry", "rows", "context", "steps", "median ms", "p95 ms", "rows/s")
+
+
+def line(timing: EntryTiming, entries: Sequence[str]) -> str:
+    """One line of the table, which can be printed before the next entry is measured."""
+    return _line(
+        _width(entries),
+        timing.entry,
+        str(timing.rows),
+        str(timing.context),
+        str(timing.steps),
+        f"{timing.median_ms:.2f}",
+        f"{timing.p95_ms:.2f}",
+        f"{timing.rows / timing.median_ms * 1e3:.0f}",
+    )
+
+
+def _width(entries: Sequence[str]) -> int:
+    return max(len(name) for name in ("entry", *entries))
+
+
+def _line(width: int, entry: str, *cells: str) -> str:
+    return f"{entry:{width}}" + "".join(f"  {cell:>{size}}" for cell, size in zip(cells, _SIZES, strict=True))

@@ -1,5 +1,6 @@
 """A loaded layout: weights mapped once, caches on the device, one executable per entry. It compiles nothing."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from artifacts.errors import (
     ClosedError,
     EntryInputError,
     EntryNotFoundError,
+    LoadOptionError,
     TargetMismatchError,
     UnfinishedArtifactError,
 )
@@ -25,6 +27,10 @@ from artifacts.manifest import EntryRecord, KvCacheRecord, ModelRecord
 from artifacts.signature import OPTIONAL_INPUTS, EntrySignature, TensorSpec
 from runtime.pjrt import JAXLIB_VERSION, Buffer, Devices, Executable, compilation_forbidden
 from runtime.weights import map_weights
+from runtime.wording import shown
+
+MAX_THREADS = 1024
+"""Most threads of a pool: XLA starts as many as it is told, and far more than cores only take time to start."""
 
 
 def load(
@@ -93,8 +99,10 @@ class Program:
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
         self._executables: dict[str, Future[Executable]] = {}
         self._background: threading.Thread | None = None
+        _check_threads(threads)
         _check_programs(artifact, self._layout.entries)
         with self._stage("client"):
             self._devices = Devices(self._layout.ranks, threads)
@@ -129,6 +137,7 @@ class Program:
     @property
     def embedding_table(self) -> np.ndarray:
         """The model's embedding rows, [V, H] in the model dtype: a read-only view of the mapped weights."""
+        self._check_open()
         return self._weights_on_host[self.model.embedding]
 
     @property
@@ -218,11 +227,17 @@ class Program:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(found=f"{self!r} has been closed", expected="an open program", action="load it again")
+        if self._process != os.getpid():
+            raise ClosedError(
+                found=f"{self!r} was loaded before a fork",
+                expected="a program of this process: XLA's threads do not outlive a fork",
+                action="load it in the child",
+            )
 
     def _signature(self, entry: str) -> EntrySignature:
-        if entry not in self._entries:
+        if not isinstance(entry, str) or entry not in self._entries:
             raise EntryNotFoundError(
-                found=f"entry {entry!r}",
+                found=f"entry {shown(entry)}",
                 expected=f"one of {', '.join(self._entries)}",
                 action="name one of these, or add the bucket to the configuration and rebuild",
             )
@@ -310,7 +325,7 @@ def _checked_inputs(
     """Inputs as arrays of the signature's dtypes; only what changes no value is converted."""
     names = [spec.name for spec in signature.inputs]
     unknown = [name for name in inputs if name not in names]
-    missing = [name for name in names if name not in inputs and name not in OPTIONAL_INPUTS]
+    missing = [name for name in names if inputs.get(name) is None and name not in OPTIONAL_INPUTS]
     if unknown or missing:
         faults = [f"no input {name}" for name in missing] + [f"unknown input {name}" for name in unknown]
         raise EntryInputError(
@@ -322,7 +337,14 @@ def _checked_inputs(
     for spec in signature.inputs:
         if inputs.get(spec.name) is None:
             continue
-        array = np.asarray(inputs[spec.name])
+        try:
+            array = np.asarray(inputs[spec.name])
+        except Exception as error:  # a ragged list, a tensor with a gradient, or on another device
+            raise EntryInputError(
+                found=f"entry {signature.name}: {spec.name} is no array ({shown(error)})",
+                expected=str(spec),
+                action="pass a numpy array or what converts to one",
+            ) from error
         if array.shape != spec.shape or not np.can_cast(array.dtype, spec.numpy_dtype, "same_kind"):
             raise EntryInputError(
                 found=f"entry {signature.name}: {spec.name} is {array.dtype}{list(array.shape)}",
@@ -337,6 +359,16 @@ def _checked_inputs(
             )
         arrays[spec.name] = array.astype(spec.numpy_dtype, copy=False)
     return arrays
+
+
+def _check_threads(threads: object) -> None:
+    if threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= MAX_THREADS):
+        return
+    raise LoadOptionError(
+        found=f"threads is {shown(threads)}",
+        expected=f"None or an integer from 1 to {MAX_THREADS}",
+        action="None takes the cores that this process may use",
+    )
 
 
 def _check_programs(artifact: Artifact, entries: tuple[EntryRecord, ...]) -> None:

@@ -5,7 +5,6 @@ go on to change theirs; what is refused for its shape, dtype or kind has not bee
 """
 
 import difflib
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from artifacts.errors import PromptError
 from runtime.host_array import NotHostArrayError, borrow_array, declared_shape
 from runtime.prompt_embeds import borrow_rows, cast_rows
 from runtime.tokenizer import Tokenizer
+from runtime.wording import shown
 
 _KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "prompt_is_token_ids")
 _FORMS = ({"prompt"}, {"prompt_token_ids"}, {"prompt_embeds"}, set(_KEYS[1:]))
@@ -128,7 +128,7 @@ def _by_key(prompt: object) -> Mapping[str, object]:
         if key not in _KEYS:
             near = difflib.get_close_matches(str(key), _KEYS, n=1)
             raise PromptError(
-                found=f"unknown key {key} in a prompt",
+                found=f"unknown key {key if str(key).isidentifier() else shown(key)} in a prompt",
                 expected=_RULE,
                 action=f"did you mean {near[0]}?" if near else "remove it",
             )
@@ -217,7 +217,7 @@ def _checked_mask(mask: Sequence[object] | np.ndarray) -> list[bool]:
     for row, member in enumerate(_members(mask)):
         if not isinstance(member, bool | np.bool_):
             raise PromptError(
-                found=f"prompt_is_token_ids holds {_shown(member)} at row {row}",
+                found=f"prompt_is_token_ids holds {shown(member)} at row {row}",
                 expected="bools",
                 action="pass True where a row is a token id",
             )
@@ -235,17 +235,12 @@ def _checked_ids(
             continue
         if isinstance(member, bool) or not isinstance(member, int | np.integer) or not 0 <= member < vocab_size:
             raise PromptError(
-                found=f"{origin} holds {_shown(member)} at row {row}",
+                found=f"{origin} holds {shown(member)} at row {row}",
                 expected=f"integers from 0 to {vocab_size - 1}",
                 action="take the ids from this model's own tokenizer",
             )
         checked.append(int(member))
     return checked
-
-
-def _shown(value: object) -> str:
-    """A value in one short line."""
-    return " ".join(reprlib.repr(value).split())
 
 
 def _members(values: Sequence[object] | np.ndarray) -> Sequence[object]:

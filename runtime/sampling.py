@@ -6,7 +6,6 @@ logits are equal: ``top_k=1`` is greedy, and nothing depends on how a partial so
 
 import difflib
 import math
-import reprlib
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from artifacts.errors import RequestError, SamplingParamsError
+from runtime.wording import shown
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy (vLLM's ``_SAMPLING_EPS``): dividing by them would overflow float32."""
@@ -95,7 +95,7 @@ class SamplingParams:
 
 def _integer(name: str, value: object, rule: str, least: int, most: int, action: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
-        raise SamplingParamsError(found=f"{name} is {_shown(value)}", expected=rule, action=action)
+        raise SamplingParamsError(found=f"{name} is {shown(value)}", expected=rule, action=action)
     return int(value)
 
 
@@ -106,14 +106,14 @@ def _optional(name: str, value: object, rule: str, most: int, absent: str) -> in
 def _number(name: str, value: object, rule: str, least: float, most: float, action: str) -> float:
     number = value.item() if isinstance(value, np.integer | np.floating) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= most:
-        raise SamplingParamsError(found=f"{name} is {_shown(value)}", expected=rule, action=action)
+        raise SamplingParamsError(found=f"{name} is {shown(value)}", expected=rule, action=action)
     return float(number)
 
 
 def _boolean(name: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise SamplingParamsError(
-            found=f"{name} is {_shown(value)}", expected="True or False", action="write one of them"
+            found=f"{name} is {shown(value)}", expected="True or False", action="write one of them"
         )
     return bool(value)
 
@@ -123,7 +123,7 @@ def _stop_strings(value: object) -> tuple[str, ...]:
     for string in strings:
         if not isinstance(string, str) or not string:
             raise SamplingParamsError(
-                found=f"stop holds {_shown(string)}",
+                found=f"stop holds {shown(string)}",
                 expected="strings of one character or more",
                 action="remove it; token ids go to stop_token_ids",
             )
@@ -141,13 +141,8 @@ def _members(name: str, value: object, rule: str) -> tuple[object, ...]:
     if value is None:
         return ()
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise SamplingParamsError(found=f"{name} is {_shown(value)}", expected=rule, action="write it as a list")
+        raise SamplingParamsError(found=f"{name} is {shown(value)}", expected=rule, action="write it as a list")
     return tuple(value)
-
-
-def _shown(value: object) -> str:
-    """A value in one short line."""
-    return " ".join(reprlib.repr(value).split())
 
 
 class RankedLogprob(NamedTuple):

@@ -38,15 +38,21 @@ def public(owner: type) -> list[str]:
 
 def test_commands_and_options():
     assert parameters(aot_compiler.cli.app) == {
-        "": ["--config -c", "--output -o", "--set", "--workers", "--weights --no-weights"],
+        "": ["--config -c", "--output -o", "--set", "--workers", "--weights --no-weights", "--version"],
         "plan": ["--config -c", "--set", "--json"],
-        "keys": [],
+        "keys": ["--json"],
     }
-    assert parameters(runtime.artifact_cli.app) == {"inspect": ["path", "--json"], "verify": ["paths"]}
+    assert parameters(runtime.artifact_cli.app) == {
+        "": ["--version"],
+        "inspect": ["path", "--json"],
+        "verify": ["paths"],
+    }
     assert parameters(runtime.cli.app) == {
+        "": ["--version"],
         "generate": [
             "path",
             "--prompt",
+            "--prompt-token-ids",
             "--prompt-embeds",
             "--max-tokens",
             "--layout",
@@ -62,7 +68,7 @@ def test_commands_and_options():
             "--threads",
             "--json",
         ],
-        "bench": ["path", "--layout", "--steps", "--threads", "--json"],
+        "bench": ["path", "--layout", "--entry", "--steps", "--seconds", "--threads", "--json"],
     }
 
 
@@ -181,6 +187,7 @@ def test_errors_and_exit_codes():
         "CorruptCheckpointError": ("CheckpointError", 2),
         "CheckpointTensorError": ("CheckpointError", 2),
         "UnsupportedModelError": ("AotError", 2),
+        "MissingPackageError": ("AotError", 2),
         "CompileError": ("AotError", 2),
         "UnsupportedOperatorError": ("CompileError", 2),
         "LintError": ("CompileError", 2),
@@ -194,6 +201,8 @@ def test_errors_and_exit_codes():
         "MissingCpuFeaturesError": ("TargetMismatchError", 2),
         "LayoutNotFoundError": ("AotError", 2),
         "EntryNotFoundError": ("AotError", 2),
+        "EntryInputError": ("AotError", 2),
+        "ClosedError": ("AotError", 2),
         "RequestError": ("AotError", 2),
         "PromptError": ("RequestError", 2),
         "PromptEmbedsError": ("RequestError", 2),

@@ -6,6 +6,7 @@ compilation is accepted and ignored. So the workers are started with it, and the
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -120,13 +121,23 @@ class _KnownProcesses(SpawnContext):
 def _interrupts_held_back() -> Iterator[None]:
     """Start processes that Ctrl-C does not reach before they ignore it: they inherit what this thread holds back.
 
-    Ctrl-C in a terminal goes to every process of the command, and only the main process is to answer.
+    Ctrl-C in a terminal goes to every process of the command, and only the main process is to answer. It answers when
+    the start is complete, even where another thread is given the signal: a half-started process would show a traceback.
     """
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.getsignal(signal.SIGINT)
+    in_charge = threading.current_thread() is threading.main_thread() and callable(handler)
+    came: list[int] = []
+    if in_charge:
+        signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
         yield
     finally:
+        if in_charge:
+            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _start_worker(flag: str | None) -> None:

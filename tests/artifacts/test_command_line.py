@@ -1,18 +1,26 @@
+import contextlib
 import inspect
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import pytest
 import typer
 
 from artifacts import errors
-from artifacts.command_line import run
+from artifacts.command_line import Interrupted, run
 from artifacts.errors import AotError, ConfigError, CorruptArtifactError, PromptError, ToolMissingError
 from tests.artifacts.places import ROOT
+
+INTERRUPTED = "interrupted; the same command starts again\n"
 
 
 def ending(command: Callable[[], object]) -> object:
@@ -54,7 +62,79 @@ def test_success_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
     assert ending(fail(KeyboardInterrupt())) == 130
-    assert capsys.readouterr() == ("", "interrupted\n")
+    assert capsys.readouterr() == ("", INTERRUPTED)
+
+
+def press_ctrl_c(*, soon: float = 0.0) -> None:
+    timer = threading.Timer(soon, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    timer.start()
+
+
+@pytest.fixture
+def _own_interrupts() -> Iterator[None]:
+    """Python's own handler before and after: pytest, or an earlier interrupt, may have left another."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupted_late() -> None:
+    press_ctrl_c(soon=0.05)
+    time.sleep(20)
+
+
+def interrupted_where_nothing_can_be_raised() -> None:
+    """As in a callback of the garbage collector: Python drops what is raised there, and goes on."""
+    target = type("Target", (), {})()
+    reference = weakref.ref(target, lambda _: signal.raise_signal(signal.SIGINT))
+    del target
+    assert reference() is None
+    time.sleep(20)
+
+
+def interrupted_in_a_library_that_tells_it_otherwise() -> None:
+    try:
+        interrupted_late()
+    except Interrupted:
+        raise RuntimeError("the stream was cut") from None
+
+
+def interrupted_in_a_library_that_keeps_it_to_itself() -> None:
+    with contextlib.suppress(Interrupted):
+        interrupted_late()
+
+
+@pytest.mark.usefixtures("_own_interrupts")
+@pytest.mark.parametrize(
+    "command",
+    [
+        interrupted_late,
+        interrupted_where_nothing_can_be_raised,
+        interrupted_in_a_library_that_tells_it_otherwise,
+        interrupted_in_a_library_that_keeps_it_to_itself,
+    ],
+)
+def test_ctrl_c_is_one_line_wherever_it_comes(command: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.monotonic()
+    assert ending(command) == 130
+    assert capsys.readouterr() == ("", INTERRUPTED)
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.usefixtures("_own_interrupts")
+def test_ctrl_c_is_python_s_own_again_after_a_command() -> None:
+    hook = sys.unraisablehook
+    ending(lambda: None)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert sys.unraisablehook is hook
+
+
+def test_a_command_that_ignores_ctrl_c_still_does() -> None:
+    """A shell starts a command of a script's background with SIGINT ignored."""
+    script = "import signal\nfrom artifacts.command_line import run\nrun(lambda: signal.raise_signal(signal.SIGINT))"
+    command = f"trap '' INT; {shlex.quote(sys.executable)} -c {shlex.quote(script)}"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_fault_of_ours_keeps_its_traceback() -> None:
@@ -65,7 +145,9 @@ def test_a_fault_of_ours_keeps_its_traceback() -> None:
 @pytest.mark.parametrize(
     ("argument", "code"), [("fine", 0), ("mistake", 2), ("interrupt", 130), ("exit", 7), ("--unknown", 2)]
 )
-def test_under_typer(argument: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_typer(
+    argument: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     app = typer.Typer(pretty_exceptions_enable=False)
 
     @app.command()
@@ -79,6 +161,7 @@ def test_under_typer(argument: str, code: int, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(sys, "argv", ["command", argument])
     assert ending(app) == code
+    assert (capsys.readouterr().err == INTERRUPTED) == (argument == "interrupt")
 
 
 @pytest.mark.parametrize("lines", [1, 10_000], ids=["a little", "more than a pipe holds"])

@@ -1,20 +1,27 @@
 """A user's mistakes on the command line: one line each, exit code 2, no traceback, and nothing half-written."""
 
+import importlib.util
 import json
+import re
 import shutil
+import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 import aot_compiler.cli
 import runtime.artifact_cli
 import runtime.cli
 from artifacts.folder import open_artifact
+from runtime import LLM
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -196,6 +203,33 @@ def test_read_only_output(run: Run, yaml: Callable[..., Path]) -> None:
     assert_refused(run("aot-compile", "--config", yaml(), "--output", "/proc/out"), "/proc/out")
 
 
+def test_options_before_a_subcommand_are_not_dropped(run: Run, yaml: Callable[..., Path]) -> None:
+    for option in (("--config", yaml()), ("--set", "buckets.decode=[7]"), ("--no-weights",), ("--workers", 1)):
+        code, out, err = run("aot-compile", *option, "plan")
+        assert (code, out) == (2, "")
+        assert f"{option[0].removeprefix('--no-')} stands before plan" in err.replace("--weights", "weights")
+        assert "write aot-compile plan [options]" in err
+
+
+def test_a_missing_package_is_a_users_mistake(
+    run: Run, yaml: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, package=None: None if name == "capstone" else real(name, package)
+    )
+    for arguments in (("--config", yaml()), ("plan", "--config", yaml()), ("keys",)):
+        result = run("aot-compile", *arguments)
+        assert_refused(result, "no Python module capstone", "extra `compile`", "pip install '.[compile]' in a checkout")
+
+
+def test_the_modules_that_are_looked_for_are_those_of_the_extra() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[<>=!~ \[]", line)[0] for line in project["optional-dependencies"]["compile"]}
+    distributions = packages_distributions()
+    assert {distributions[module][0].lower() for module in aot_compiler.cli.PACKAGES} == names
+
+
 def test_missing_config_option(run: Run) -> None:
     code, _, err = run("aot-compile")
     assert code == 2
@@ -212,6 +246,11 @@ def test_missing_config_option(run: Run) -> None:
         (("--prompt", "a", "--max-tokens", "0"), ("max_tokens",)),
         (("--prompt", "a", "--temperature", "-1"), ("temperature",)),
         (("--prompt", "a", "--prompt-embeds", "x.npy"), ("both --prompt and --prompt-embeds",)),
+        (("--prompt", "a", "--prompt-token-ids", "1"), ("both --prompt and --prompt-token-ids",)),
+        (("--prompt-token-ids", "1,two"), ("--prompt-token-ids '1,two'", "1,2,3")),
+        (("--prompt-token-ids", ""), ("empty",)),
+        (("--prompt-token-ids", "999999"), ("999999",)),
+        (("--prompt-token-ids", "1", "--chat"), ("--chat without --prompt",)),
         ((), ("no prompt",)),
     ],
 )
@@ -251,6 +290,137 @@ def test_an_artifact_without_weights_says_so(run: Run, yaml: Callable[..., Path]
     assert_refused(run("aot-run", "generate", tmp_path / "out", "--prompt", "a"), "--no-weights")
 
 
+def test_a_folder_without_weights_plans_and_compiles_without_weights(
+    run: Run, yaml: Callable[..., Path], tmp_path: Path, broken_checkpoint: Callable[[Mapping[str, Any]], Path]
+) -> None:
+    folder = broken_checkpoint({"eos_token_id": 7})
+    (folder / "model.safetensors").unlink()
+    code, text, err = run("aot-compile", "plan", "--config", yaml(source=folder))
+    assert (code, err) == (0, "")
+    assert f"source     {folder}, no weights found; builds with --no-weights\n" in text
+    assert_refused(run("aot-compile", "--config", yaml(source=folder)), "no weights")
+    code, _, err = run("aot-compile", "--config", yaml(source=folder), "--no-weights")
+    assert code == 0
+    assert ": no weights, programs" in err
+    assert err.splitlines()[-1] == f"next: aot-artifact inspect {tmp_path / 'out'}"
+    assert open_artifact(tmp_path / "out").manifest.model.eos_token_ids == (7,)
+
+
+def test_lines_of_a_build_in_a_pipe_are_numbered_and_whole(
+    run: Run, yaml: Callable[..., Path], tmp_path: Path, broken_checkpoint: Callable[[Mapping[str, Any]], Path]
+) -> None:
+    folder = broken_checkpoint({})
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    code, _, err = run("aot-compile", "--config", yaml(source=folder))
+    assert code == 0
+    lines = err.splitlines()
+    out = tmp_path / "out"
+    assert lines[0] == f"building {out} from {folder}: 2 entries, float32, for cpu (isa native), with weights"
+    for stage in ("trace", "lower", "compile"):
+        assert [line.split(":")[0] for line in lines if line.startswith(stage)] == [
+            f"{stage} 1/2 prefill_t8_c32",
+            f"{stage} 2/2 decode_b1_c32",
+        ]
+    assert any(line.startswith("warning: ") and "; expected " in line and line.count("; ") == 2 for line in lines)
+    assert lines[-1] == f"next: aot-run generate {out} --prompt-token-ids 1,2,3"
+    assert lines[-2].startswith(f"{out}: weights ")
+    code, text, err = run("aot-run", "generate", out, "--prompt-token-ids", "1,2,3", "--max-tokens", 2)
+    assert (code, err) == (0, "")
+    assert all(token.isdecimal() for token in text.split())
+
+
+def test_verify_goes_on_after_a_damaged_artifact(run: Run, tiny_artifact: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(tiny_artifact, damaged)
+    (damaged / "config.yaml").write_text("")
+    code, out, err = run("aot-artifact", "verify", damaged, tmp_path / "absent", tiny_artifact)
+    assert code == 2  # the worst of 1, 2 and 0
+    assert [line.split(";")[0] for line in err.splitlines()] == [
+        f"error: {damaged}: config.yaml has 0 bytes",
+        f"error: {tmp_path / 'absent'} does not exist",
+    ]
+    assert out.startswith(f"{tiny_artifact}: ")
+    assert out.endswith(", all as the manifest says\n")
+    assert run("aot-artifact", "verify", damaged, tiny_artifact)[0] == 1
+
+
+def test_logprobs_without_json(run: Run, tiny_artifact: Path) -> None:
+    arguments = ("aot-run", "generate", tiny_artifact, "--prompt", "The", "--max-tokens", 2, "--ignore-eos")
+    document = json.loads(run(*arguments, "--logprobs", 2, "--json")[1])
+    _, text, _ = run(*arguments, "--logprobs", 2)
+    heading, *lines = text.split("\n\n")[-1].splitlines()
+    assert heading.split() == ["step", "chosen", "rank", "logprob", "id", "text"]
+    (completion,) = document["output"]["outputs"]
+    expected = [
+        [
+            str(step),
+            *(["*"] if int(token_id) == chosen else []),
+            str(token["rank"]),
+            f"{token['logprob']:.4f}",
+            token_id,
+        ]
+        for step, (chosen, ranked) in enumerate(zip(completion["token_ids"], completion["logprobs"], strict=True), 1)
+        for token_id, token in sorted(ranked.items(), key=lambda item: item[1]["rank"])
+    ]
+    assert [line.split()[: len(cells)] for line, cells in zip(lines, expected, strict=True)] == expected
+    assert "logprob" not in run(*arguments)[1]
+
+
+def test_a_mixed_prompt_from_a_file(run: Run, tiny_artifact: Path, tmp_path: Path) -> None:
+    ids = np.array([5, 0, 9], np.int32)
+    path = tmp_path / "mixed.safetensors"
+    with LLM(tiny_artifact) as llm:
+        rows = llm.embed([5, 6, 9])
+    save_file({"prompt_embeds": rows, "prompt_token_ids": ids, "prompt_is_token_ids": ids > 0}, path)
+    options = ("--max-tokens", 3, "--ignore-eos", "--json")
+    mixed = json.loads(run("aot-run", "generate", tiny_artifact, "--prompt-embeds", path, *options)[1])["output"]
+    plain = json.loads(run("aot-run", "generate", tiny_artifact, "--prompt-token-ids", "5, 6 9", *options)[1])["output"]
+    assert mixed["prompt_token_ids"] == [5, None, 9]
+    assert plain["prompt_token_ids"] == [5, 6, 9]
+    assert mixed["outputs"][0]["token_ids"] == plain["outputs"][0]["token_ids"]
+
+
+def test_bench_of_chosen_entries(run: Run, tiny_artifact: Path) -> None:
+    names = ["decode_b4_c32", "prefill_t8_c96"]
+    chosen = [part for name in names for part in ("--entry", name)]
+    code, text, _ = run("aot-run", "bench", tiny_artifact, *chosen, "--seconds", 0)
+    assert code == 0
+    heading, *lines = text.splitlines()
+    assert heading.split() == ["entry", "rows", "context", "steps", "median", "ms", "p95", "ms", "rows/s"]
+    assert [line.split()[:4] for line in lines] == [[names[0], "4", "32", "3"], [names[1], "8", "96", "3"]]
+    document = json.loads(run("aot-run", "bench", tiny_artifact, *chosen, "--steps", 2, "--json")[1])
+    assert [(timing["entry"], timing["steps"]) for timing in document["entries"]] == [(name, 2) for name in names]
+    result = run("aot-run", "bench", tiny_artifact, "--entry", "decode_b5_c32")
+    assert_refused(result, "entry 'decode_b5_c32'", "did you mean decode_b")
+
+
+def test_keys(run: Run) -> None:
+    code, text, _ = run("aot-compile", "keys")
+    assert code == 0
+    assert "layouts (default [tp1])\n" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+    keys = json.loads(run("aot-compile", "keys", "--json")[1])
+    assert [f"{key['path']} (" in text for key in keys] == [True] * len(keys)
+    assert {"path": "kv_cache.block_size", "default": "32"}.items() <= keys[-4].items()
+
+
+@pytest.mark.parametrize("module", ["aot_compiler.cli", "runtime.cli", "runtime.artifact_cli"])
+def test_modules_run_as_commands(module: str) -> None:
+    command = [sys.executable, "-m", module, "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    name = {"aot_compiler.cli": "aot-compile", "runtime.cli": "aot-run"}.get(module, "aot-artifact")
+    assert (result.returncode, result.stdout) == (0, f"{name} {version('aot-compiler')}\n")
+
+
+def test_help_shows_no_type_of_flags(run: Run) -> None:
+    for arguments in (("aot-compile",), ("aot-compile", "plan"), ("aot-run", "generate"), ("aot-artifact", "inspect")):
+        code, text, _ = run(*arguments, "--help")
+        assert code == 0
+        assert "bool" not in text
+        assert max(len(line) for line in text.splitlines()) <= 80
+
+
 def test_build_rebuild_generate_inspect_verify(run: Run, yaml: Callable[..., Path], tmp_path: Path) -> None:
     """The commands on the good path, and a rebuild over an earlier artifact with other buckets."""
     out = tmp_path / "out"
@@ -280,6 +450,11 @@ def test_build_rebuild_generate_inspect_verify(run: Run, yaml: Callable[..., Pat
     code, text, _ = run("aot-artifact", "inspect", out)
     assert code == 0
     assert "LlamaForCausalLM" in text
+    assert "cache      64 tokens (8 blocks of 8, and the null block), float32\n" in text
+    assert "longest    32 tokens " in text
+    assert "tokenizer  yes, with a chat template\n" in text
+    assert f'runtime.LLM("{out}")' in text
+    assert f'runtime.load("{out}")' in text
     code, text, _ = run("aot-artifact", "verify", out)
     assert code == 0
     assert "all as the manifest says" in text
@@ -302,5 +477,12 @@ def test_plan_writes_nothing_and_tells_bytes(run: Run, yaml: Callable[..., Path]
     assert plan["bytes"]["caches"] == 2 * 2 * 9 * 2 * 8 * 8 * 4  # layers, k and v, blocks, kv heads, block, head_dim
     code, text, _ = run("aot-compile", "plan", "--config", yaml())
     assert code == 0
+    facts = {line[:10].strip(): line[11:] for line in text.splitlines()}
+    assert facts["target"] == "cpu, isa native"
+    assert facts["cache"].startswith("64 tokens (8 blocks of 8, and the null block), float32, ")
+    assert facts["longest"].startswith("32 tokens ")
+    assert facts["source"].endswith(", found")
+    assert facts["output"] == str(tmp_path / "out")
+    assert text.count("  inputs_embeds     float32[") == 2  # once for each kind
     assert "decode_b1_c32" in text
     assert_nothing_written(tmp_path)

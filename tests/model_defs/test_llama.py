@@ -451,7 +451,7 @@ def test_missing_key(key: str) -> None:
             "use a model with a supported activation",
         ),
         ({"hidden_size": "32"}, "config.json: hidden_size is '32'; expected an integer; correct hidden_size"),
-        ({"vocab_size": 0}, "config.json: vocab_size is 0; expected a positive integer; correct vocab_size"),
+        ({"vocab_size": 0}, "config.json: vocab_size is 0; expected an integer from 1 to 16777216; correct vocab_size"),
         (
             {"num_hidden_layers": True},
             "config.json: num_hidden_layers is True; expected an integer; correct num_hidden_layers",
@@ -511,3 +511,43 @@ def test_missing_key(key: str) -> None:
 )
 def test_refused_with_a_reason(changes: dict[str, Any], text: str) -> None:
     assert refused(**changes) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"rope_theta": 0}, "rope_theta"),
+        ({"rope_theta": -1.0}, "rope_theta"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        ({"rope_theta": float("nan")}, "rope_theta"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": 1e30}, "rms_norm_eps"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}}, "factor"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": -5,
+                }
+            },
+            "original_max_position_embeddings",
+        ),
+        *(
+            ({key: size}, key)
+            for key in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim")
+            for size in (0, -1, 2**62, 10**5000)
+        ),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers"),
+    ],
+)
+def test_nonsense_numbers_are_refused_by_name(changes: dict[str, Any], key: str) -> None:
+    text = refused(**changes)
+    assert key in text
+    assert "\n" not in text
+    assert len(text) < 300

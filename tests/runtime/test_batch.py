@@ -52,8 +52,8 @@ def test_chunks_cover_the_prompt_in_order_in_the_buckets_of_the_contract(
         kind, T, C = parse(step.entry)
         rows = min(T, length - position)
         assert kind == "prefill"
-        assert T == (prefill[-1] if length - position >= prefill[-1] else min(t for t in prefill if t >= rows))
-        assert C == min(c for c in context if c >= position + rows and c >= T)
+        assert (prefill[-1] if length - position >= prefill[-1] else min(t for t in prefill if t >= rows)) == T
+        assert min(c for c in context if c >= position + rows and c >= T) == C
         at = np.arange(position, position + rows)
         np.testing.assert_array_equal(step.inputs["input_ids"][:rows], prompt.token_ids[at])
         np.testing.assert_array_equal(step.inputs["positions"][:rows], at)
@@ -91,8 +91,8 @@ def test_decode_takes_the_smallest_entry_that_holds_the_batch(
     step = steps.decode(sequences)
     kind, B, C = parse(step.entry)
     assert kind == "decode"
-    assert B == min(b for b in decode if b >= count)
-    assert C == min(c for c in context if c >= max(lengths) + 1)
+    assert min(b for b in decode if b >= count) == B
+    assert min(c for c in context if c >= max(lengths) + 1) == C
     for row, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
         assert step.inputs["input_ids"][row] == row + 7
         assert step.inputs["positions"][row] == length

@@ -28,6 +28,11 @@ def refused(path):
     return text
 
 
+def rows_of(path):
+    (array,) = read_prompt_embeds(path).values()
+    return array
+
+
 def unreadable(path, reason):
     return (
         f"{path} cannot be read: {reason}; expected an array of .npy, not pickled, or a .safetensors file with the key "
@@ -47,7 +52,7 @@ def npy(header, body=b"", version=(1, 0)):
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_npy(tmp_path, dtype, order):
     np.save(tmp_path / "rows.npy", np.asarray(ROWS.astype(dtype), order=order))
-    array = read_prompt_embeds(tmp_path / "rows.npy")
+    array = rows_of(tmp_path / "rows.npy")
     assert array.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(array, ROWS)
 
@@ -56,32 +61,74 @@ def test_npy(tmp_path, dtype, order):
 def test_npy_of_other_shapes_is_left_to_the_prompt(tmp_path, shape):
     array = np.zeros(shape, np.float32)
     np.save(tmp_path / "rows.NPY.npy", array)
-    assert read_prompt_embeds(str(tmp_path / "rows.NPY.npy")).shape == shape
+    assert rows_of(str(tmp_path / "rows.NPY.npy")).shape == shape
 
 
 def test_npy_of_version_2_and_upper_case(tmp_path):
     path = tmp_path / "rows.NPY"
     with path.open("wb") as file:
         np.lib.format.write_array(file, ROWS, version=(2, 0))
-    np.testing.assert_array_equal(read_prompt_embeds(path), ROWS)
+    np.testing.assert_array_equal(rows_of(path), ROWS)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_safetensors(tmp_path, dtype):
     path = tmp_path / "rows.safetensors"
-    save_file({"other": np.zeros(3, np.int8), "prompt_embeds": ROWS.astype(dtype)}, path)
-    array = read_prompt_embeds(path)
+    save_file({"prompt_embeds": ROWS.astype(dtype)}, path)
+    array = rows_of(path)
     assert array.dtype == dtype
     np.testing.assert_array_equal(array.astype(np.float32), ROWS)
 
 
 def test_safetensors_of_torch(tmp_path):
     save_torch_file({"prompt_embeds": torch.tensor(ROWS).bfloat16()}, tmp_path / "rows.safetensors")
-    array = read_prompt_embeds(tmp_path / "rows.safetensors")
+    array = rows_of(tmp_path / "rows.safetensors")
     np.testing.assert_array_equal(array.astype(np.float32), ROWS)
 
 
+def test_rows_and_ids_mixed(tmp_path):
+    path = tmp_path / "mixed.safetensors"
+    ids, mask = np.array([7, 0, 9]), np.array([True, False, True])
+    save_file({"prompt_embeds": ROWS, "prompt_token_ids": ids, "prompt_is_token_ids": mask}, path)
+    read = read_prompt_embeds(path)
+    assert sorted(read) == ["prompt_embeds", "prompt_is_token_ids", "prompt_token_ids"]
+    np.testing.assert_array_equal(read["prompt_embeds"], ROWS)
+    np.testing.assert_array_equal(read["prompt_token_ids"], ids)
+    np.testing.assert_array_equal(read["prompt_is_token_ids"], mask)
+    assert read["prompt_is_token_ids"].dtype == bool
+
+
 # What is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [
+        ("prompt_embed", "did you mean prompt_embeds?"),
+        ("token_ids", "did you mean prompt_token_ids?"),
+        ("scale", "write the file without it"),
+    ],
+)
+def test_a_tensor_of_another_name_is_not_dropped(tmp_path, name, action):
+    path = tmp_path / "rows.safetensors"
+    save_file({"prompt_embeds": ROWS, name: ROWS}, path)
+    assert refused(path) == (
+        f"{path} holds a tensor {name}; "
+        f"expected prompt_embeds alone, or prompt_embeds, prompt_token_ids, prompt_is_token_ids; {action}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "found", "expected"),
+    [
+        ("prompt_token_ids", ROWS[0], "prompt_token_ids of F32", "prompt_token_ids of integers"),
+        ("prompt_is_token_ids", np.ones(3, np.uint8), "prompt_is_token_ids of U8", "prompt_is_token_ids of bool"),
+    ],
+)
+def test_ids_and_mask_of_other_dtypes(tmp_path, name, array, found, expected):
+    path = tmp_path / "rows.safetensors"
+    save_file({"prompt_embeds": ROWS, name: array}, path)
+    assert refused(path) == f"{path} holds {found}; expected {expected}; convert the array and write it again"
 
 
 @pytest.mark.parametrize("name", ["rows.pt", "rows.bin", "rows.pkl", "rows.npz", "rows.PT", "rows", "rows.txt"])
@@ -155,8 +202,8 @@ def test_safetensors_of_other_dtypes(tmp_path):
 
 def test_safetensors_without_the_key(tmp_path):
     path = tmp_path / "rows.safetensors"
-    save_file({"embeds": ROWS, "mask": ROWS}, path)
-    assert refused(path) == unreadable(path, "it has no tensor prompt_embeds, but embeds, mask")
+    save_file({"prompt_token_ids": np.zeros(3, np.int32)}, path)
+    assert refused(path) == unreadable(path, "it has no tensor prompt_embeds, but prompt_token_ids")
     save_file({}, path)
     assert refused(path) == unreadable(path, "it has no tensor prompt_embeds, but none at all")
 
@@ -241,7 +288,7 @@ def test_many_at_once(tmp_path):
 
     def accepted(path):
         try:
-            return read_prompt_embeds(path).shape == (3, 4)
+            return rows_of(path).shape == (3, 4)
         except PromptEmbedsError:
             return False
 
@@ -272,7 +319,7 @@ def test_any_bytes_are_read_or_refused(tmp_path, suffix, data):
     path = tmp_path / f"rows{suffix}"
     path.write_bytes(content)
     try:
-        array = read_prompt_embeds(path)
+        array = rows_of(path)
     except PromptEmbedsError as error:
         assert "\n" not in str(error)  # noqa: PT017 - both outcomes are right
     else:

@@ -215,6 +215,11 @@ def test_no_prompt_is_refused_and_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
+def test_an_iterator_is_refused_and_not_half_read(llm: LLM) -> None:
+    with pytest.raises(PromptError, match="a prompt of type generator"):
+        llm.generate(prompt for prompt in [[1, 2, 3]])
+
+
 def test_calls_from_several_threads_take_turns(llm: LLM) -> None:
     prompts = [[5 + i, 9, 11] for i in range(6)]
     expected = [llm.generate([prompt], GREEDY)[0].outputs[0].token_ids for prompt in prompts]

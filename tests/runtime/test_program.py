@@ -1,7 +1,10 @@
+import os
 import shutil
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +20,7 @@ from artifacts.errors import (
     EntryInputError,
     EntryNotFoundError,
     LayoutNotFoundError,
+    LoadOptionError,
     MissingCpuFeaturesError,
 )
 from artifacts.folder import file_record, open_artifact
@@ -355,6 +359,44 @@ def test_a_closed_program_says_so(tiny_artifact: Path) -> None:
     program.close()
     with pytest.raises(ClosedError, match=r"has been closed; expected an open program; load it again"):
         program.run("prefill_t32_c32", **prefill_inputs(IDS, [3, 1, 7]))
+
+
+def test_a_program_loaded_before_a_fork_says_so(program: Program) -> None:
+    program.run("prefill_t32_c32", **prefill_inputs(IDS, [3, 1, 7]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of forks in processes with threads, as this one has
+        child = os.fork()
+    if child == 0:
+        try:
+            program.run("prefill_t32_c32", **prefill_inputs(IDS, [3, 1, 7]))
+        except ClosedError as error:
+            os._exit(42 if "load it in the child" in str(error) else 1)
+        os._exit(2)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 42
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025, True, 1.5, "x"])
+def test_a_thread_count_out_of_range_is_refused(tiny_artifact: Path, threads: Any) -> None:
+    with pytest.raises(LoadOptionError, match="expected None or an integer from 1 to 1024"):
+        load(tiny_artifact, threads=threads)
+
+
+def test_a_program_whose_bytes_changed_is_refused_when_it_loads(tiny_artifact: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_artifact, copy)
+    for path in (copy / "programs" / "cpu").iterdir():
+        data = bytearray(path.read_bytes())
+        data[len(data) // 3] ^= 4
+        path.write_bytes(data)
+    with load(copy) as program, pytest.raises(CorruptArtifactError, match=r"has SHA-256 .*; expected"):
+        program.run("prefill_t32_c32", **prefill_inputs(IDS, [3, 1, 7]))
+
+
+@pytest.mark.parametrize("value", [None, [[1], [2, 3]], torch.zeros(32, requires_grad=True), 2**40])
+def test_what_is_no_array_of_the_entry_is_refused(program: Program, value: Any) -> None:
+    with pytest.raises(EntryInputError):
+        program.run("prefill_t32_c32", **{**prefill_inputs(IDS, [3, 1, 7]), "input_ids": value})
 
 
 def test_an_absent_layout_is_refused_with_those_there_are(tiny_artifact: Path) -> None:

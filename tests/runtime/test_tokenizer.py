@@ -196,5 +196,6 @@ def test_without_jinja(monkeypatch):
     with pytest.raises(PromptError) as caught:
         tokenizer.apply_chat_template(MESSAGES)
     assert str(caught.value) == (
-        "jinja2 is not installed; expected the extra that runs chat templates; run pip install 'aot-compiler[chat]'"
+        "jinja2 is not installed; expected the extra that runs chat templates; "
+        "install the project with its extra `chat`: pip install '.[chat]' in a checkout"
     )
