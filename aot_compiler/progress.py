@@ -45,11 +45,6 @@ class BuildView:
         self._started = time.perf_counter()
 
     def __enter__(self) -> "BuildView":
-        model, target = self._config.model, self._config.target
-        self._print(
-            f"building {self._output} from {model.source or model.config}: {self._total} entries, {model.dtype}, for "
-            f"{target.platform} (isa {target.isa}), {'with' if self._with_weights else 'without'} weights"
-        )
         if self.console.is_terminal:
             self._live.start()
         return self
@@ -61,6 +56,8 @@ class BuildView:
 
     def report(self, progress: Progress) -> None:
         """Take in one finished stage."""
+        if not self._done and not self._whole:  # from here on the configuration is known to be sound
+            self._print_opening()
         if progress.entry:
             self._rows[progress.entry][progress.stage] = progress
             self._done[progress.stage] += 1
@@ -86,6 +83,13 @@ class BuildView:
             f"built in {time.perf_counter() - self._started:.1f} s"
         )
         self._print(f"next: {self._next_command(artifact)}")
+
+    def _print_opening(self) -> None:
+        model, target = self._config.model, self._config.target
+        self._print(
+            f"building {self._output} from {model.source or model.config}: {self._total} entries, {model.dtype}, for "
+            f"{target.platform} (isa {target.isa}), {'with' if self._with_weights else 'without'} weights"
+        )
 
     def _next_command(self, artifact: Artifact) -> str:
         path = shlex.quote(str(self._output))

@@ -107,7 +107,16 @@ def test_configuration_keys():
 
 def test_public_names_of_runtime():
     errors_of_runtime = {name for name in runtime.__all__ if name.endswith("Error")}
-    assert set(runtime.__all__) - errors_of_runtime == {"LLM", "Program", "RequestOutput", "SamplingParams", "load"}
+    assert set(runtime.__all__) - errors_of_runtime == {
+        "LLM",
+        "CompletionOutput",
+        "Logprob",
+        "Program",
+        "RequestMetrics",
+        "RequestOutput",
+        "SamplingParams",
+        "load",
+    }
     assert {name for name in errors_of_runtime if getattr(runtime, name) is not getattr(errors, name)} == set()
 
 
@@ -115,7 +124,12 @@ def test_llm():
     assert public(LLM) == ["chat", "close", "embed", "generate", "max_model_len", "stats"]
     assert list(inspect.signature(LLM).parameters) == ["path", "layout", "preload", "warmup", "verify", "threads"]
     assert list(inspect.signature(LLM.generate).parameters) == ["self", "prompts", "sampling_params"]
-    assert list(inspect.signature(LLM.chat).parameters) == ["self", "messages", "sampling_params"]
+    assert list(inspect.signature(LLM.chat).parameters) == [
+        "self",
+        "messages",
+        "sampling_params",
+        "add_generation_prompt",
+    ]
     assert list(inspect.signature(LLM.embed).parameters) == ["self", "token_ids"]
 
 
@@ -123,7 +137,7 @@ def test_program(tiny_artifact: Path):
     parameters = inspect.signature(runtime.load).parameters
     assert list(parameters) == ["path", "layout", "verify", "preload", "warmup", "threads"]
     assert list(inspect.signature(Program.run).parameters) == ["self", "entry", "inputs"]
-    assert {"close", "entries", "preload", "reset_caches", "run", "stats", "warmup"} <= set(public(Program))
+    assert {"close", "entries", "preload", "run", "stats", "warmup"} <= set(public(Program))
     program = runtime.load(tiny_artifact)
     program.close()
     assert sorted(program.stats) == [
@@ -203,6 +217,7 @@ def test_errors_and_exit_codes():
         "EntryNotFoundError": ("AotError", 2),
         "EntryInputError": ("AotError", 2),
         "ClosedError": ("AotError", 2),
+        "LoadOptionError": ("AotError", 2),
         "RequestError": ("AotError", 2),
         "PromptError": ("RequestError", 2),
         "PromptEmbedsError": ("RequestError", 2),
