@@ -168,7 +168,7 @@ class ModelSection(Section):
     config: PathText | None = Field(
         default=None,
         validate_default=True,
-        description="The config.json of a Hugging Face model: architecture alone, enough to plan, lock and compile "
+        description="The config.json of a Hugging Face model: architecture alone, enough to plan and compile "
         "without weights. Looked for as `source` is.",
         examples=["configs/hf/llama-3.1-8b.json"],
     )
@@ -262,7 +262,8 @@ class CompileConfig(Section):
     layouts: LayoutNames = Field(
         default=("tp1",),
         description="How the model is split over ranks: tp{N} for tensor parallel over N ranks, tp{N}-sp with hidden "
-        "states split by token in prefill (sequence parallel). All are built into the one artifact.",
+        "states split by token in prefill (sequence parallel). All are built into the one artifact. This version "
+        "builds tp1 alone.",
         examples=[["tp1", "tp4-sp"]],
     )
     buckets: BucketSection = Field(

@@ -110,7 +110,7 @@ def _lower_layout(
         report(
             Progress(stage="lower", entry=signature.name, seconds=time.perf_counter() - started, bytes=len(entry.hlo))
         )
-        submitted.append((entry, backend.submit(entry.hlo, layout.ranks)))
+        submitted.append((entry, backend.submit(entry.hlo, layout.ranks, signature.name)))
     return submitted
 
 

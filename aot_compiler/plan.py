@@ -11,6 +11,7 @@ from aot_compiler.config_file import LoadedConfig, resolve_path
 from artifacts.errors import CheckpointNotFoundError, PlanError, UnsupportedModelError
 from artifacts.signature import EntrySignature, TensorSpec, entry_signature
 from model_defs.checkpoint import Checkpoint, open_checkpoint
+from model_defs.hf_config import HfConfig
 from model_defs.registry import build_backbone
 from model_defs.step import Backbone
 
@@ -85,14 +86,14 @@ def make_plan(loaded: LoadedConfig, *, with_weights: bool) -> CompilePlan:
     _check_layouts(config)
     _check_context(config, backbone)
     blocks = config.kv_cache.tokens // config.kv_cache.block_size + 1
-    eos = generation.get("eos_token_id")
+    stated = architecture if generation.get("eos_token_id") is None else generation
     return CompilePlan(
         config=config,
         architecture=str(architecture["architectures"][0]),  # type: ignore[index]
         backbone=backbone,
         checkpoint=checkpoint,
         blocks=blocks,
-        eos_token_ids=_token_ids(architecture.get("eos_token_id") if eos is None else eos),
+        eos_token_ids=HfConfig(stated, origin).token_ids("eos_token_id", backbone.facts.vocab_size),
         layouts=tuple(_layout(name, config, backbone, blocks) for name in config.layouts),
     )
 
@@ -166,11 +167,6 @@ def _read_json(found: Path, origin: str) -> Mapping[str, object]:
             action="correct the file",
         )
     return values
-
-
-def _token_ids(value: object) -> tuple[int, ...]:
-    ids = value if isinstance(value, list | tuple) else [value]
-    return tuple(id_ for id_ in ids if isinstance(id_, int) and not isinstance(id_, bool))
 
 
 def _check_layouts(config: CompileConfig) -> None:

@@ -189,7 +189,7 @@ def _files(tokenizer: bytes, template: bytes, specials: Mapping[str, str], add_b
 
 
 def _no_tokenizer(found: str, expected: str) -> TokenizerFiles:
-    action = "the artifact takes token ids and embeddings only, or compile from a folder with a tokenizer.json"
+    action = "pass token ids or embeddings, or compile from a folder with a tokenizer.json to have text"
     return TokenizerFiles(files={}, warnings=(_line(found, expected, action),))
 
 

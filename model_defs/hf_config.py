@@ -99,16 +99,18 @@ class HfConfig:
             )
         return HfConfig(value, f"{self.origin}: {key}")
 
-    def token_ids(self, key: str) -> tuple[int, ...]:
-        """Token ids under ``key``: an integer, a list of integers, or nothing."""
+    def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
+        """Token ids under ``key``: an id below ``vocab_size``, a list of them, or nothing."""
         value = self.values.get(key)
         ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
-        if not all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in ids):
-            raise UnsupportedModelError(
-                found=f"{self.origin}: {key} is {value!r}",
-                expected="a token id or a list of token ids",
-                action=f"correct {key}",
-            )
+        for id_ in ids:
+            if not isinstance(id_, int) or isinstance(id_, bool) or not 0 <= id_ < vocab_size:
+                shown = shown_integer(id_) if isinstance(id_, int) else f"{id_!r:.60}"
+                raise UnsupportedModelError(
+                    found=f"{self.origin}: {key} holds {shown}",
+                    expected=f"a token id from 0 to {vocab_size - 1}, a list of such, or null",
+                    action=f"correct {key}",
+                )
         return tuple(ids)
 
 

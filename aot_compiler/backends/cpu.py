@@ -4,6 +4,8 @@ XLA reads the highest instruction set from its flags once, when a process first 
 compilation is accepted and ignored. So the workers are started with it, and the parent's flags are left alone.
 """
 
+import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -62,10 +64,17 @@ class CpuBackend:
             self._processes.terminate()  # else an interrupted build would wait for compilations that nobody wants
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def submit(self, hlo: bytes, ranks: int) -> Future[CompiledProgram]:
-        """Compile a module in a worker."""
-        with _interrupts_held_back():
-            return self._pool.submit(_compile, hlo, ranks)
+    def submit(self, hlo: bytes, ranks: int, entry: str) -> Future[CompiledProgram]:
+        """Compile the module of ``entry`` in a worker.
+
+        Raises:
+            CompileError: a worker has died.
+        """
+        try:
+            with _interrupts_held_back():
+                return self._pool.submit(_compile, hlo, ranks)
+        except BrokenProcessPool as error:
+            raise _worker_died(entry) from error
 
     def result(self, future: Future[CompiledProgram], entry: str) -> CompiledProgram:
         """The program of ``entry``, or what went wrong in a user's words.
@@ -76,12 +85,7 @@ class CpuBackend:
         try:
             compiled = future.result()
         except BrokenProcessPool as error:
-            raise CompileError(
-                found=f"the compiler's process died at {entry} (killed, out of memory, or it could not start)",
-                expected="enough memory for every worker, and in a Python script that builds the usual "
-                'if __name__ == "__main__": around what it does, because each worker imports the script',
-                action="build with fewer workers, or add that line to the script",
-            ) from error
+            raise _worker_died(entry) from error
         except RuntimeError as error:
             raise CompileError(
                 found=f"XLA:CPU refused {entry} ({str(error).splitlines()[0]})",
@@ -96,6 +100,15 @@ class CpuBackend:
                 action="choose a higher target.isa, or build on an older machine",
             )
         return compiled
+
+
+def _worker_died(entry: str) -> CompileError:
+    return CompileError(
+        found=f"the compiler's process died at {entry} (killed, out of memory, or it could not start)",
+        expected="enough memory for every worker, and in a Python script that builds the usual "
+        'if __name__ == "__main__": around what it does, because each worker imports the script',
+        action="build with fewer workers, or add that line to the script",
+    )
 
 
 class _KnownProcesses(SpawnContext):
@@ -141,10 +154,19 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 def _start_worker(flag: str | None) -> None:
-    """Leave Ctrl-C to the main process, and set XLA's flags before jax is imported in this one."""
+    """Leave Ctrl-C to the main process, end with it, and set XLA's flags before jax is imported in this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if flag is not None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+
+def _end_with_parent() -> None:
+    """A killed build leaves no worker behind: whoever reads its output would wait for the worker's end of the pipe."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 def _compile(hlo: bytes, ranks: int) -> CompiledProgram:

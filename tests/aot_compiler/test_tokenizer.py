@@ -499,7 +499,7 @@ def test_equal_scores_keep_the_order_of_transformers(tmp_path: Path) -> None:
 
 # Files that give no tokenizer, or are broken.
 
-NO_TOKENIZER = "the artifact takes token ids and embeddings only, or compile from a folder with a tokenizer.json"
+NO_TOKENIZER = "pass token ids or embeddings, or compile from a folder with a tokenizer.json to have text"
 KNOWN_STYLES = "one of gpt-2, gpt-4o, llama-bpe, llama-v3, llama3, qwen2, smollm, tekken"
 
 
