@@ -30,7 +30,7 @@ from artifacts.command_line import run
 
 def compile_two():
     with CpuBackend("native", workers=2) as backend:
-        futures = [backend.submit(b"no module", 1) for _ in range(2)]
+        futures = [backend.submit(b"no module", 1, "an entry") for _ in range(2)]
         for future in futures:
             backend.result(future, "an entry")
 
