@@ -67,14 +67,14 @@ def tiny_artifact(shared_folder: Path, tiny_checkpoint: Path) -> Path:
 @pytest.fixture(scope="session")
 def smollm2_artifact(shared_folder: Path) -> Path:
     """The real SmolLM2-135M-Instruct, with few buckets."""
-    return _once(shared_folder / "smollm2-artifact", lambda folder: build_yaml(folder, SMOLLM2_CONFIG))
+    return _once(shared_folder / "smollm2-artifact", lambda folder: build_yaml(folder, SMOLLM2_CONFIG, workers=2))
 
 
-def build_yaml(output: Path, template: str, **values: str) -> None:
-    """Build the artifact of a YAML text in ``output``."""
+def build_yaml(output: Path, template: str, *, workers: int = 1, **values: str) -> None:
+    """Build the artifact of a YAML text in ``output``. For a tiny model a second worker costs more than it brings."""
     path = output.parent / f"{output.name}.yaml"
     path.write_text(template.format(output=output, **values))
-    build(load_config(path))
+    build(load_config(path), workers=workers)
 
 
 def _once(folder: Path, make: Callable[[Path], None]) -> Path:

@@ -288,7 +288,7 @@ def test_commands_on_what_is_no_artifact(run: Run, tmp_path: Path) -> None:
 
 
 def test_an_artifact_without_weights_says_so(run: Run, yaml: Callable[..., Path], tmp_path: Path) -> None:
-    code, _, err = run("aot-compile", "--config", yaml(), "--no-weights")
+    code, _, err = run("aot-compile", "--config", yaml(), "--no-weights", "--workers", 1)
     assert code == 0, err
     assert open_artifact(tmp_path / "out").manifest.weights is None
     assert_refused(run("aot-run", "generate", tmp_path / "out", "--prompt", "a"), "--no-weights")
@@ -303,7 +303,7 @@ def test_a_folder_without_weights_plans_and_compiles_without_weights(
     assert (code, err) == (0, "")
     assert f"source     {folder}, no weights found; builds with --no-weights\n" in text
     assert_refused(run("aot-compile", "--config", yaml(source=folder)), "no weights")
-    code, _, err = run("aot-compile", "--config", yaml(source=folder), "--no-weights")
+    code, _, err = run("aot-compile", "--config", yaml(source=folder), "--no-weights", "--workers", 1)
     assert code == 0
     assert ": no weights, programs" in err
     assert err.splitlines()[-1] == f"next: aot-artifact inspect {tmp_path / 'out'}"
@@ -316,7 +316,7 @@ def test_lines_of_a_build_in_a_pipe_are_numbered_and_whole(
     folder = broken_checkpoint({})
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    code, _, err = run("aot-compile", "--config", yaml(source=folder))
+    code, _, err = run("aot-compile", "--config", yaml(source=folder), "--workers", 1)
     assert code == 0
     lines = err.splitlines()
     out = tmp_path / "out"
@@ -428,12 +428,12 @@ def test_help_shows_no_type_of_flags(run: Run) -> None:
 def test_build_rebuild_generate_inspect_verify(run: Run, yaml: Callable[..., Path], tmp_path: Path) -> None:
     """The commands on the good path, and a rebuild over an earlier artifact with other buckets."""
     out = tmp_path / "out"
-    code, _, err = run("aot-compile", "--config", yaml())
+    code, _, err = run("aot-compile", "--config", yaml(), "--workers", 1)
     assert code == 0, err
     assert "prefill_t8_c32" in err
     (out / "notes.txt").write_text("mine")
     before = {path.name for path in (out / "programs" / "cpu").iterdir()}
-    code, _, err = run("aot-compile", "--config", yaml(), "--set", "buckets.decode=[2]")
+    code, _, err = run("aot-compile", "--config", yaml(), "--set", "buckets.decode=[2]", "--workers", 1)
     assert code == 0, err
     assert sorted(entry.signature.name for entry in open_artifact(out).layout(None).entries) == [
         "decode_b2_c32",
