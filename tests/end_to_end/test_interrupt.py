@@ -69,6 +69,8 @@ def started(*arguments: object, log: Path) -> Iterator[subprocess.Popen[bytes]]:
             stdout=file,
             stderr=file,
             start_new_session=True,
+            # A job that was put in the background ignores SIGINT, and its children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     try:
         yield process
