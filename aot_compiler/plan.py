@@ -4,18 +4,15 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from aot_compiler.config import CompileConfig
 from aot_compiler.config_file import LoadedConfig, resolve_path
 from artifacts.errors import CheckpointNotFoundError, PlanError, UnsupportedModelError
-from artifacts.signature import EntrySignature, TensorSpec, entry_signature
+from artifacts.signature import EntrySignature, Kind, TensorSpec, entry_signature
 from model_defs.checkpoint import Checkpoint, open_checkpoint
 from model_defs.hf_config import HfConfig
 from model_defs.registry import build_backbone
 from model_defs.step import Backbone
-
-Kind = Literal["prefill", "decode"]
 
 BUILDABLE_LAYOUTS = ("tp1",)
 

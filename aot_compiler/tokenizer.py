@@ -17,12 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from artifacts.errors import CheckpointNotFoundError, CorruptCheckpointError
+from artifacts.tokenizer_names import CONFIG_FILE, TEMPLATE_FILE, TOKENIZER_FILE
 from model_defs.checkpoint import GgufTokenizer, HfTokenizerFiles, TokenizerSource
 from model_defs.checkpoint.gguf_header import read_gguf_header
-
-TOKENIZER_FILE = "tokenizer.json"
-TEMPLATE_FILE = "chat_template.jinja"
-CONFIG_FILE = "tokenizer_config.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,6 +45,9 @@ def check_shape(shape: tuple[int, ...]) -> None:
         raise ValueError(f"shape {list(shape)} has an extent that is not positive")
 
 
+Kind = Literal["prefill", "decode"]
+"""The two kinds of entries."""
+
 OPTIONAL_INPUTS = ("inputs_embeds", "is_token_ids")
 """Inputs that a caller may leave out: a standing zero buffer and a standing all-True mask stand for them."""
 
@@ -82,13 +85,24 @@ class EntrySignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     name: str
-    kind: Literal["prefill", "decode"]
+    kind: Kind
     rows: Positive
     """Tokens of a prefill, or requests of a decode."""
     context: Positive
     """Cache tokens that the step may read."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+    def padding_inputs(self) -> dict[str, np.ndarray]:
+        """Inputs of a step whose rows are all padding: id, position, slot and block table 0; optional ones left out.
+
+        The arrays are new, so that real rows can be filled in.
+        """
+        return {
+            spec.name: np.zeros(spec.shape, spec.numpy_dtype)
+            for spec in self.inputs
+            if spec.name not in OPTIONAL_INPUTS
+        }
 
     def input(self, name: str) -> TensorSpec:
         """The input called ``name``."""
@@ -102,13 +116,13 @@ class EntrySignature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
 
 
-def entry_name(kind: Literal["prefill", "decode"], rows: int, context: int) -> str:
+def entry_name(kind: Kind, rows: int, context: int) -> str:
     """Name of an entry: ``prefill_t{T}_c{C}`` or ``decode_b{B}_c{C}``."""
     return f"{kind}_{'t' if kind == 'prefill' else 'b'}{rows}_c{context}"
 
 
 def entry_signature(
-    kind: Literal["prefill", "decode"],
+    kind: Kind,
     *,
     rows: int,
     context: int,

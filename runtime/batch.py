@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from artifacts.signature import OPTIONAL_INPUTS, EntrySignature
+from artifacts.signature import EntrySignature
 from runtime.prompts import Prompt
 
 
@@ -70,7 +70,7 @@ class StepBuilder:
         """One step that reads the last output token of each sequence; rows beyond them are padding."""
         last_B = [sequence.length - 1 for sequence in sequences]
         entry = self._choose("decode", len(sequences), max(last_B) + 1)
-        inputs = self._padding(entry)
+        inputs = entry.padding_inputs()
         for row, (sequence, position) in enumerate(zip(sequences, last_B, strict=True)):
             inputs["input_ids"][row] = sequence.output_ids[-1]
             inputs["positions"][row] = position
@@ -81,7 +81,7 @@ class StepBuilder:
     def _chunk(self, sequence: CachedSequence, start: int, end: int) -> Step:
         prompt, rows = sequence.prompt, end - start
         entry = self._choose("prefill", rows, end)
-        inputs = self._padding(entry)
+        inputs = entry.padding_inputs()
         positions = np.arange(start, end)
         inputs["input_ids"][:rows] = prompt.token_ids[start:end]
         inputs["positions"][:rows] = positions
@@ -100,14 +100,6 @@ class StepBuilder:
     def _choose(self, kind: str, rows: int, context: int) -> EntrySignature:
         """The entry of the fewest rows, then of the least context, that holds both."""
         return next(entry for entry in self._by_kind[kind] if entry.rows >= rows and entry.context >= context)
-
-    def _padding(self, entry: EntrySignature) -> dict[str, np.ndarray]:
-        """Inputs of padding rows: id, position, slot and block table 0. Embeddings are left out."""
-        return {
-            spec.name: np.zeros(spec.shape, spec.numpy_dtype)
-            for spec in entry.inputs
-            if spec.name not in OPTIONAL_INPUTS
-        }
 
     def _slots(self, sequence: CachedSequence, positions: np.ndarray) -> np.ndarray:
         blocks = np.asarray(sequence.blocks, np.int32)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifacts.signature import OPTIONAL_INPUTS, EntrySignature
+from artifacts.signature import EntrySignature
 from runtime.program import Program
 
 _WARMUP_STEPS = 2
@@ -57,11 +57,7 @@ def measure(program: Program, entry: str, steps: int, seconds: float) -> EntryTi
 
 def _full_inputs(signature: EntrySignature, block_size: int, blocks: int) -> dict[str, np.ndarray]:
     """Inputs of a step at the end of its context. Rows of a decode share blocks where the cache has too few."""
-    inputs = {
-        spec.name: np.zeros(spec.shape, spec.numpy_dtype)
-        for spec in signature.inputs
-        if spec.name not in OPTIONAL_INPUTS
-    }
+    inputs = signature.padding_inputs()
     requests, table = inputs["block_table"].shape
     inputs["block_table"] = 1 + (np.arange(requests * table, dtype=np.int32) % (blocks - 1)).reshape(requests, table)
     first = signature.context - (signature.rows if signature.kind == "prefill" else 1)

@@ -196,14 +196,7 @@ class Program:
     def warmup(self) -> None:
         """Run one step of padding rows in every entry."""
         for name, signature in self._entries.items():
-            self.run(
-                name,
-                **{
-                    spec.name: np.zeros(spec.shape, spec.numpy_dtype)
-                    for spec in signature.inputs
-                    if spec.name not in OPTIONAL_INPUTS
-                },
-            )
+            self.run(name, **signature.padding_inputs())
 
     def close(self) -> None:
         """Free weights, caches and executables. May be called more than once; steps after it are refused."""
@@ -289,7 +282,7 @@ class Program:
                     future.set_result(self._devices.load(self._artifact.read(record.file), record.file))
             except BaseException as error:
                 with self._loading:
-                    del self._executables[entry]
+                    self._executables.pop(entry, None)  # `close` may have cleared them
                 future.set_exception(error)
         return future.result()
 

@@ -10,13 +10,10 @@ import msgspec
 import tokenizers
 
 from artifacts.errors import CorruptArtifactError, PromptError
+from artifacts.tokenizer_names import CONFIG_FILE, TEMPLATE_FILE, TOKENIZER_FILE
 
 if TYPE_CHECKING:
     from runtime.chat_template import ChatTemplate
-
-TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
-TEMPLATE_FILE = "chat_template.jinja"
 
 
 class _AddedToken(msgspec.Struct):
